@@ -1,0 +1,343 @@
+-- The push path in SQL: admission, append, outcomes.
+-- Why: a push is two round trips; each is one flush of calls to these functions.
+-- Locks: none (new functions and a trigger on an empty table). Duration: milliseconds.
+-- breaking: no
+--
+-- SQLSTATEs raised, all of class SY:
+--   SY001  writer fence: this server's schema version may no longer append
+--   SY002  the log moved although the partition lock should have held it still
+--   SY003  another outcome stands where an applied one was to be recorded
+--
+-- Every function that probes by key turns sequential scans, hash joins and merge
+-- joins off for itself: its plans live as long as the connection, and one made
+-- while the tables were empty must not become a scan when they have filled up.
+
+create function syncpg.sync_open_partition(p_partition text, p_log_epoch text, p_now bigint)
+returns table (log_epoch text, epoch_required boolean)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+  v_last_seen bigint;
+begin
+  select r.log_epoch, r.epoch_required, r.last_seen_ms
+    into sync_open_partition.log_epoch, sync_open_partition.epoch_required, v_last_seen
+    from syncpg.sync_partition_registry as r
+   where r.partition = p_partition;
+  if not found then
+    insert into syncpg.sync_partition_registry (partition, log_epoch, created_at_ms, last_seen_ms)
+    values (p_partition, p_log_epoch, p_now, p_now)
+    on conflict (partition) do nothing;
+    insert into syncpg.sync_partitions (partition) values (p_partition)
+    on conflict (partition) do nothing;
+    select r.log_epoch, r.epoch_required
+      into sync_open_partition.log_epoch, sync_open_partition.epoch_required
+      from syncpg.sync_partition_registry as r
+     where r.partition = p_partition;
+  elsif v_last_seen < p_now - 60000 then
+    -- Losing this refresh in a crash is harmless, so it does not wait for the disk.
+    perform set_config('synchronous_commit', 'off', true);
+    update syncpg.sync_partition_registry as r set last_seen_ms = p_now
+     where r.partition = p_partition and r.last_seen_ms < p_now - 60000;
+  end if;
+  return next;
+end
+$$;
+comment on function syncpg.sync_open_partition(text, text, bigint) is
+  'The log epoch of a partition (§2.1), creating the partition with the proposed epoch when it is new; refreshes last_seen_ms when it is over a minute old. Call it in a transaction of its own: it may turn synchronous_commit off for it. Locks: the registry row, only when it writes.';
+
+create function syncpg.sync_check_writer_fence() returns trigger
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+begin
+  if exists (
+    select 1
+      from appended as a
+      cross join lateral (
+        select f.required_writer_version
+          from syncpg.sync_writer_fence as f
+         where f.partition = a.partition
+         limit 1
+      ) as f
+     where a.writer_version is null or a.writer_version < f.required_writer_version
+  ) then
+    raise exception 'writer version is below the fence of the partition' using errcode = 'SY001';
+  end if;
+  return null;
+end
+$$;
+comment on function syncpg.sync_check_writer_fence() is
+  'Statement trigger of sync_commits: refuses commits of a writer older than the partition''s fence (SQLSTATE SY001). Takes no locks.';
+
+create trigger sync_commits_writer_fence
+  after insert on syncpg.sync_commits
+  referencing new table as appended
+  for each statement execute function syncpg.sync_check_writer_fence();
+
+create function syncpg.sync_prefetch_rows(p_partition text, p_tables text[], p_row_ids text[])
+returns table (ord integer, server_version bigint, payload bytea, column_versions bigint[])
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return;
+end
+$$;
+comment on function syncpg.sync_prefetch_rows(text, text[], text[]) is
+  'The current rows named by (p_tables[i], p_row_ids[i]); ord is i. Body generated from the installed schema: one branch per table. Takes no locks.';
+
+create function syncpg.sync_find_outcomes(p_partition text, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[])
+returns table (ord integer, status smallint, commit_seq bigint, results bytea, details text, recorded_at_ms bigint, outcome_id uuid)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+begin
+  return query
+  select k.ord::integer, r.status, r.commit_seq, r.results, r.details, r.recorded_at_ms, r.outcome_id
+    from unnest(p_commit_clients, p_commit_ids) with ordinality as k(client, commit_id, ord)
+    cross join lateral (
+      select o.status, o.commit_seq, o.results, o.details, o.recorded_at_ms, o.outcome_id
+        from syncpg.sync_push_results as o
+       where o.partition = p_partition
+         and o.client_id = p_client_ids[k.client]
+         and o.client_commit_id = k.commit_id
+       limit 1
+    ) as r
+   order by k.ord;
+end
+$$;
+comment on function syncpg.sync_find_outcomes(text, text[], integer[], text[]) is
+  'The stored outcomes of the commits (p_client_ids[p_commit_clients[i]], p_commit_ids[i]); ord is i. Takes no locks.';
+
+create function syncpg.sync_admit_push(
+  p_partition text, p_now bigint,
+  p_client_ids text[], p_commit_clients integer[], p_commit_ids text[],
+  p_tables text[], p_row_ids text[])
+returns table (
+  locked boolean,
+  log_epoch text, epoch_required boolean,
+  schema_version integer, pending_projection text,
+  max_commit_seq bigint, horizon_seq bigint,
+  client_actors text[],
+  outcome_ords integer[], outcome_statuses smallint[], outcome_seqs bigint[], outcome_results bytea[],
+  outcome_details text[], outcome_recorded bigint[], outcome_ids uuid[],
+  row_ords integer[], row_versions bigint[], row_payloads bytea[], row_column_versions text[],
+  tombstone_ords integer[])
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+begin
+  locked := false;
+  loop
+    select array_agg(o.ord), array_agg(o.status), array_agg(o.commit_seq), array_agg(o.results),
+           array_agg(o.details), array_agg(o.recorded_at_ms), array_agg(o.outcome_id)
+      into outcome_ords, outcome_statuses, outcome_seqs, outcome_results,
+           outcome_details, outcome_recorded, outcome_ids
+      from syncpg.sync_find_outcomes(p_partition, p_client_ids, p_commit_clients, p_commit_ids) as o;
+    exit when locked or coalesce(cardinality(outcome_ords), 0) = cardinality(p_commit_ids);
+    -- Everything below is a statement of its own, with a snapshot taken after
+    -- this lock was granted: it sees what the previous holder committed.
+    perform 1 from syncpg.sync_partitions as p where p.partition = p_partition for update;
+    locked := true;
+  end loop;
+
+  select r.log_epoch, r.epoch_required, p.max_commit_seq, p.horizon_seq
+    into sync_admit_push.log_epoch, sync_admit_push.epoch_required,
+         sync_admit_push.max_commit_seq, sync_admit_push.horizon_seq
+    from (select x.log_epoch, x.epoch_required from syncpg.sync_partition_registry as x
+           where x.partition = p_partition limit 1) as r
+    cross join (select y.max_commit_seq, y.horizon_seq from syncpg.sync_partitions as y
+                 where y.partition = p_partition limit 1) as p;
+
+  select m.schema_version into sync_admit_push.schema_version
+    from syncpg.sync_schema_meta as m where m.partition = '';
+
+  select b.name into pending_projection
+    from syncpg.sync_backfill_checkpoints as b
+   where b.partition = p_partition
+     and b.schema_version = sync_admit_push.schema_version
+     and b.state <> 'activated'
+   order by b.name limit 1;
+
+  client_actors := array(
+    select c.actor_id
+      from unnest(p_client_ids) with ordinality as k(client_id, ord)
+      left join lateral (
+        select x.actor_id from syncpg.sync_clients as x
+         where x.partition = p_partition and x.client_id = k.client_id limit 1
+      ) as c on true
+     order by k.ord);
+
+  if locked then
+    select array_agg(r.ord), array_agg(r.server_version), array_agg(r.payload), array_agg(r.column_versions::text)
+      into row_ords, row_versions, row_payloads, row_column_versions
+      from syncpg.sync_prefetch_rows(p_partition, p_tables, p_row_ids) as r;
+
+    select array_agg(k.ord::integer) into tombstone_ords
+      from unnest(p_tables, p_row_ids) with ordinality as k(table_name, row_id, ord)
+      cross join lateral (
+        select 1 from syncpg.sync_tombstones as t
+         where t.partition = p_partition and t.table_name = k.table_name and t.row_id = k.row_id
+           and t.commit_seq > sync_admit_push.horizon_seq
+         limit 1
+      ) as t;
+
+    update syncpg.sync_partition_registry as r set last_seen_ms = p_now
+     where r.partition = p_partition and r.last_seen_ms < p_now - 60000;
+  end if;
+  return next;
+end
+$$;
+comment on function syncpg.sync_admit_push(text, bigint, text[], integer[], text[], text[], text[]) is
+  'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then its registry row when last_seen_ms is refreshed.';
+
+create function syncpg.sync_append_commits(
+  p_partition text, p_base_seq bigint, p_now bigint, p_writer_version integer,
+  p_client_ids text[], p_commit_ids text[], p_actor_ids text[], p_change_counts integer[],
+  p_change_commits integer[], p_change_indexes integer[], p_change_tables text[], p_change_rows text[],
+  p_change_ops smallint[], p_change_versions bigint[], p_change_payloads bytea[], p_change_scope_sets integer[],
+  p_scope_sets text[],
+  p_tombstone_commits integer[], p_tombstone_tables text[], p_tombstone_rows text[],
+  p_cleared_tables text[], p_cleared_rows text[])
+returns bigint
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+  v_last bigint := p_base_seq + cardinality(p_commit_ids);
+begin
+  update syncpg.sync_partitions as p set max_commit_seq = v_last
+   where p.partition = p_partition and p.max_commit_seq = p_base_seq;
+  if not found then
+    raise exception 'the log of the partition moved' using errcode = 'SY002';
+  end if;
+
+  insert into syncpg.sync_commits
+    (partition, commit_seq, client_id, client_commit_id, actor_id, created_at_ms, writer_version, change_count)
+  select p_partition, p_base_seq + c.ord, c.client_id, c.commit_id, c.actor_id, p_now, p_writer_version, c.change_count
+    from unnest(p_client_ids, p_commit_ids, p_actor_ids, p_change_counts)
+         with ordinality as c(client_id, commit_id, actor_id, change_count, ord);
+
+  insert into syncpg.sync_changes
+    (partition, commit_seq, change_index, table_name, row_id, op, row_version, scopes, payload)
+  select p_partition, p_base_seq + c.commit_ord, c.change_index, c.table_name, c.row_id, c.op, c.row_version,
+         (p_scope_sets[c.scope_set])::text[], c.payload
+    from unnest(p_change_commits, p_change_indexes, p_change_tables, p_change_rows, p_change_ops,
+                p_change_versions, p_change_payloads, p_change_scope_sets)
+         as c(commit_ord, change_index, table_name, row_id, op, row_version, payload, scope_set);
+
+  insert into syncpg.sync_change_scopes (partition, table_name, scope_key, commit_seq)
+  select distinct p_partition, d.table_name, k.scope_key, p_base_seq + d.commit_ord
+    from (select distinct c.commit_ord, c.table_name, c.scope_set
+            from unnest(p_change_commits, p_change_tables, p_change_scope_sets) as c(commit_ord, table_name, scope_set)) as d
+    cross join lateral unnest((p_scope_sets[d.scope_set])::text[]) as k(scope_key);
+
+  if cardinality(p_tombstone_rows) > 0 then
+    insert into syncpg.sync_tombstones as t (partition, table_name, row_id, commit_seq)
+    select p_partition, d.table_name, d.row_id, p_base_seq + d.commit_ord
+      from unnest(p_tombstone_commits, p_tombstone_tables, p_tombstone_rows) as d(commit_ord, table_name, row_id)
+    on conflict (partition, table_name, row_id) do update set commit_seq = excluded.commit_seq;
+  end if;
+  if cardinality(p_cleared_rows) > 0 then
+    delete from syncpg.sync_tombstones as t
+     using unnest(p_cleared_tables, p_cleared_rows) as d(table_name, row_id)
+     where t.partition = p_partition and t.table_name = d.table_name and t.row_id = d.row_id;
+  end if;
+  return v_last;
+end
+$$;
+comment on function syncpg.sync_append_commits(text, bigint, bigint, integer, text[], text[], text[], integer[], integer[], integer[], text[], text[], smallint[], bigint[], bytea[], integer[], text[], integer[], text[], text[], text[], text[]) is
+  'Appends commits to the log under consecutive seqs after p_base_seq: commit rows, changes, scope index, tombstones (p_tombstone_*) and their removal (p_cleared_*). Returns the new newest seq. The caller holds the partition lock; SQLSTATE SY002 when the log is not at p_base_seq, SY001 from the writer fence.';
+
+create function syncpg.sync_record_outcomes(
+  p_partition text, p_now bigint,
+  p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[],
+  p_results bytea[], p_details text[], p_outcome_ids uuid[],
+  p_new_clients text[], p_new_actors text[])
+returns table (ord integer, status smallint, commit_seq bigint, results bytea, details text, recorded_at_ms bigint, outcome_id uuid)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+  v_inserted bigint;
+begin
+  insert into syncpg.sync_clients (partition, client_id, actor_id, created_at_ms, updated_at_ms)
+  select p_partition, c.client_id, c.actor_id, p_now, p_now
+    from unnest(p_new_clients, p_new_actors) as c(client_id, actor_id)
+  on conflict (partition, client_id) do nothing;
+
+  insert into syncpg.sync_push_results
+    (partition, client_id, client_commit_id, status, commit_seq, results, details, recorded_at_ms, outcome_id)
+  select p_partition, o.client_id, o.commit_id, o.status, o.commit_seq, o.results, o.details, p_now, o.outcome_id
+    from unnest(p_client_ids, p_commit_ids, p_statuses, p_commit_seqs, p_results, p_details, p_outcome_ids)
+         as o(client_id, commit_id, status, commit_seq, results, details, outcome_id)
+  on conflict (partition, client_id, client_commit_id) do nothing;
+  get diagnostics v_inserted = row_count;
+
+  if v_inserted < cardinality(p_commit_ids) then
+    if exists (
+      select 1
+        from unnest(p_client_ids, p_commit_ids, p_statuses, p_outcome_ids) as k(client_id, commit_id, status, outcome_id)
+        cross join lateral (
+          select o.outcome_id from syncpg.sync_push_results as o
+           where o.partition = p_partition and o.client_id = k.client_id and o.client_commit_id = k.commit_id limit 1
+        ) as o
+       where k.status = 1 and o.outcome_id <> k.outcome_id
+    ) then
+      raise exception 'another outcome stands' using errcode = 'SY003';
+    end if;
+    return query
+    select k.ord::integer, o.status, o.commit_seq, o.results, o.details, o.recorded_at_ms, o.outcome_id
+      from unnest(p_client_ids, p_commit_ids, p_outcome_ids) with ordinality as k(client_id, commit_id, outcome_id, ord)
+      cross join lateral (
+        select x.* from syncpg.sync_push_results as x
+         where x.partition = p_partition and x.client_id = k.client_id and x.client_commit_id = k.commit_id limit 1
+      ) as o
+     where o.outcome_id <> k.outcome_id
+     order by k.ord;
+  end if;
+end
+$$;
+comment on function syncpg.sync_record_outcomes(text, bigint, text[], text[], smallint[], bigint[], bytea[], text[], uuid[], text[], text[]) is
+  'Records outcomes, first writer wins, and binds clients seen for the first time to their actor (§1.5). Returns the outcomes that stood already (ord is the position in the arguments); SQLSTATE SY003 when one of them was to be recorded as applied. The caller holds the partition lock.';
+
+revoke execute on all functions in schema syncpg from public;
+
+---- create above / drop below ----
+
+-- Functions generated for an installed app schema call these; they go first.
+do $$
+declare
+  v_function regprocedure;
+begin
+  for v_function in
+    select p.oid::regprocedure
+      from pg_catalog.pg_proc as p
+     where p.pronamespace = 'syncpg'::regnamespace
+       and p.proname ~ '^sync_(write_rows|encode|scan_rows)_'
+  loop
+    execute format('drop function %s', v_function);
+  end loop;
+end
+$$;
+drop function syncpg.sync_record_outcomes(text, bigint, text[], text[], smallint[], bigint[], bytea[], text[], uuid[], text[], text[]);
+drop function syncpg.sync_append_commits(text, bigint, bigint, integer, text[], text[], text[], integer[], integer[], integer[], text[], text[], smallint[], bigint[], bytea[], integer[], text[], integer[], text[], text[], text[], text[]);
+drop function syncpg.sync_admit_push(text, bigint, text[], integer[], text[], text[], text[]);
+drop function syncpg.sync_find_outcomes(text, text[], integer[], text[]);
+drop function syncpg.sync_prefetch_rows(text, text[], text[]);
+drop trigger sync_commits_writer_fence on syncpg.sync_commits;
+drop function syncpg.sync_check_writer_fence();
+drop function syncpg.sync_open_partition(text, text, bigint);
