@@ -1,0 +1,4 @@
+package devpg
+
+// InstallAdvice is the advice for a platform.
+var InstallAdvice = installAdvice
