@@ -7,18 +7,24 @@
 -- statement of one partition can meet a row of another. Times are epoch
 -- milliseconds given by the server's clock. Ids compare as bytes (COLLATE "C").
 
-create schema if not exists syncpg;
+create table syncpg.sync_migrations (
+  version  integer primary key check (version >= 1),
+  breaking boolean not null
+);
+comment on table syncpg.sync_migrations is
+  'The migrations that are applied, and whether a server built before one must stop: every migration writes its row here, as the line "breaking" in its head says. Not led by partition: it is about the schema.';
 
 create table syncpg.sync_schema_meta (
   partition        text collate "C" not null default '' check (partition = ''),
   schema_version   integer not null check (schema_version >= 1),
   layout           text not null,
   index_signatures jsonb not null,
+  functions_digest text not null,
   installed_at_ms  bigint not null,
   primary key (partition)
 );
 comment on table syncpg.sync_schema_meta is
-  'The installed app schema: version, stored layout (canonical JSON) and owned indexes. One row, under the empty partition, for the whole database.';
+  'The installed app schema: version, stored layout (canonical JSON), owned indexes and a digest of the generated functions. One row, under the empty partition, for the whole database.';
 
 create table syncpg.sync_partitions (
   partition      text collate "C" not null,
@@ -229,6 +235,8 @@ create table syncpg.sync_reactions (
 comment on table syncpg.sync_reactions is
   'Durable reactions to accepted commits (§6.9), stored in the commit''s own transaction.';
 
+insert into syncpg.sync_migrations (version, breaking) values (1, false);
+
 ---- create above / drop below ----
 
 drop table syncpg.sync_reactions;
@@ -247,3 +255,4 @@ drop table syncpg.sync_commits;
 drop table syncpg.sync_partition_registry;
 drop table syncpg.sync_partitions;
 drop table syncpg.sync_schema_meta;
+drop table syncpg.sync_migrations;

@@ -52,7 +52,7 @@ comment on function syncpg.sync_wire_bytes(bytea) is
   'Bytes with their u32 length in front. Takes no locks.';
 
 create function syncpg.sync_wire_str(p_value text) returns bytea
-language sql immutable parallel safe strict
+language sql stable parallel safe strict
 set search_path = pg_catalog, pg_temp
 as $$ select syncpg.sync_wire_bytes(convert_to(p_value, 'UTF8')) $$;
 comment on function syncpg.sync_wire_str(text) is
@@ -75,6 +75,8 @@ comment on function syncpg.sync_wire_null_bitmap(boolean[]) is
 
 revoke execute on all functions in schema syncpg from public;
 
+insert into syncpg.sync_migrations (version, breaking) values (2, false);
+
 ---- create above / drop below ----
 
 drop function syncpg.sync_wire_null_bitmap(boolean[]);
@@ -85,3 +87,4 @@ drop function syncpg.sync_wire_f64(double precision);
 drop function syncpg.sync_wire_i64(bigint);
 drop function syncpg.sync_wire_reverse8(bytea);
 drop function syncpg.sync_wire_u32(bigint);
+delete from syncpg.sync_migrations where version = 2;

@@ -90,6 +90,40 @@ $$;
 comment on function syncpg.sync_prefetch_rows(text, text[], text[]) is
   'The current rows named by (p_tables[i], p_row_ids[i]); ord is i. Body generated from the installed schema: one branch per table. Takes no locks.';
 
+create function syncpg.sync_write_mode(p_table regclass)
+returns smallint
+language plpgsql stable strict
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+begin
+  if exists (select 1 from pg_trigger as t where t.tgrelid = p_table)
+     or exists (select 1 from pg_constraint as c where c.conrelid = p_table and (c.contype in ('f', 'x') or c.condeferrable))
+     or exists (select 1 from pg_class as c where c.oid = p_table and (c.relhasrules or c.relispartition or c.relkind <> 'r')) then
+    return 3;
+  end if;
+  if exists (select 1 from pg_index as i where i.indrelid = p_table and i.indisunique and not i.indisprimary)
+     or exists (select 1 from pg_constraint as c where c.conrelid = p_table and c.contype = 'c') then
+    return 2;
+  end if;
+  return 1;
+end
+$$;
+comment on function syncpg.sync_write_mode(regclass) is
+  'How row writes of a table may be batched without changing an outcome: 1 any order, netted per flush (no constraint or trigger beyond the primary key); 2 runs in operation order (unique indexes and checks, which Postgres tests row by row); 3 one statement per operation (triggers, foreign keys, exclusion or deferrable constraints, rules, inheritance). Takes no locks.';
+
+create function syncpg.sync_table_modes(p_tables text[])
+returns table (table_name text, mode smallint)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return;
+end
+$$;
+comment on function syncpg.sync_table_modes(text[]) is
+  'The write mode (sync_write_mode) of each app table named in p_tables, once each. Body generated from the installed schema. Takes no locks.';
+
 create function syncpg.sync_find_outcomes(p_partition text, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[])
 returns table (ord integer, status smallint, commit_seq bigint, results bytea, details text, recorded_at_ms bigint, outcome_id uuid)
 language plpgsql stable
@@ -128,7 +162,8 @@ returns table (
   outcome_ords integer[], outcome_statuses smallint[], outcome_seqs bigint[], outcome_results bytea[],
   outcome_details text[], outcome_recorded bigint[], outcome_ids uuid[],
   row_ords integer[], row_versions bigint[], row_payloads bytea[], row_column_versions text[],
-  tombstone_ords integer[])
+  tombstone_ords integer[],
+  mode_tables text[], mode_values smallint[])
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -137,8 +172,8 @@ as $$
 begin
   locked := false;
   loop
-    select array_agg(o.ord), array_agg(o.status), array_agg(o.commit_seq), array_agg(o.results),
-           array_agg(o.details), array_agg(o.recorded_at_ms), array_agg(o.outcome_id)
+    select array_agg(o.ord), array_agg(o.status), array_agg(coalesce(o.commit_seq, 0)), array_agg(o.results),
+           array_agg(coalesce(o.details, '')), array_agg(o.recorded_at_ms), array_agg(o.outcome_id)
       into outcome_ords, outcome_statuses, outcome_seqs, outcome_results,
            outcome_details, outcome_recorded, outcome_ids
       from syncpg.sync_find_outcomes(p_partition, p_client_ids, p_commit_clients, p_commit_ids) as o;
@@ -168,7 +203,7 @@ begin
    order by b.name limit 1;
 
   client_actors := array(
-    select c.actor_id
+    select coalesce(c.actor_id, '')
       from unnest(p_client_ids) with ordinality as k(client_id, ord)
       left join lateral (
         select x.actor_id from syncpg.sync_clients as x
@@ -177,7 +212,7 @@ begin
      order by k.ord);
 
   if locked then
-    select array_agg(r.ord), array_agg(r.server_version), array_agg(r.payload), array_agg(r.column_versions::text)
+    select array_agg(r.ord), array_agg(r.server_version), array_agg(r.payload), array_agg(coalesce(r.column_versions::text, ''))
       into row_ords, row_versions, row_payloads, row_column_versions
       from syncpg.sync_prefetch_rows(p_partition, p_tables, p_row_ids) as r;
 
@@ -190,6 +225,10 @@ begin
          limit 1
       ) as t;
 
+    select array_agg(m.table_name), array_agg(m.mode)
+      into mode_tables, mode_values
+      from syncpg.sync_table_modes(p_tables) as m;
+
     update syncpg.sync_partition_registry as r set last_seen_ms = p_now
      where r.partition = p_partition and r.last_seen_ms < p_now - 60000;
   end if;
@@ -197,7 +236,7 @@ begin
 end
 $$;
 comment on function syncpg.sync_admit_push(text, bigint, text[], integer[], text[], text[], text[]) is
-  'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then its registry row when last_seen_ms is refreshed.';
+  'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, write modes of their tables. In arrays, 0 and '' stand for no seq, no details, no owner, no column versions. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then its registry row when last_seen_ms is refreshed.';
 
 create function syncpg.sync_append_commits(
   p_partition text, p_base_seq bigint, p_now bigint, p_writer_version integer,
@@ -231,7 +270,7 @@ begin
 
   insert into syncpg.sync_changes
     (partition, commit_seq, change_index, table_name, row_id, op, row_version, scopes, payload)
-  select p_partition, p_base_seq + c.commit_ord, c.change_index, c.table_name, c.row_id, c.op, c.row_version,
+  select p_partition, p_base_seq + c.commit_ord, c.change_index, c.table_name, c.row_id, c.op, nullif(c.row_version, 0),
          (p_scope_sets[c.scope_set])::text[], c.payload
     from unnest(p_change_commits, p_change_indexes, p_change_tables, p_change_rows, p_change_ops,
                 p_change_versions, p_change_payloads, p_change_scope_sets)
@@ -258,7 +297,7 @@ begin
 end
 $$;
 comment on function syncpg.sync_append_commits(text, bigint, bigint, integer, text[], text[], text[], integer[], integer[], integer[], text[], text[], smallint[], bigint[], bytea[], integer[], text[], integer[], text[], text[], text[], text[]) is
-  'Appends commits to the log under consecutive seqs after p_base_seq: commit rows, changes, scope index, tombstones (p_tombstone_*) and their removal (p_cleared_*). Returns the new newest seq. The caller holds the partition lock; SQLSTATE SY002 when the log is not at p_base_seq, SY001 from the writer fence.';
+  'Appends commits to the log under consecutive seqs after p_base_seq: commit rows, changes, scope index, tombstones (p_tombstone_*) and their removal (p_cleared_*). A change version of 0 stands for none (a delete). Returns the new newest seq. The caller holds the partition lock; SQLSTATE SY002 when the log is not at p_base_seq, SY001 from the writer fence.';
 
 create function syncpg.sync_record_outcomes(
   p_partition text, p_now bigint,
@@ -281,7 +320,7 @@ begin
 
   insert into syncpg.sync_push_results
     (partition, client_id, client_commit_id, status, commit_seq, results, details, recorded_at_ms, outcome_id)
-  select p_partition, o.client_id, o.commit_id, o.status, o.commit_seq, o.results, o.details, p_now, o.outcome_id
+  select p_partition, o.client_id, o.commit_id, o.status, nullif(o.commit_seq, 0), o.results, nullif(o.details, ''), p_now, o.outcome_id
     from unnest(p_client_ids, p_commit_ids, p_statuses, p_commit_seqs, p_results, p_details, p_outcome_ids)
          as o(client_id, commit_id, status, commit_seq, results, details, outcome_id)
   on conflict (partition, client_id, client_commit_id) do nothing;
@@ -312,9 +351,11 @@ begin
 end
 $$;
 comment on function syncpg.sync_record_outcomes(text, bigint, text[], text[], smallint[], bigint[], bytea[], text[], uuid[], text[], text[]) is
-  'Records outcomes, first writer wins, and binds clients seen for the first time to their actor (§1.5). Returns the outcomes that stood already (ord is the position in the arguments); SQLSTATE SY003 when one of them was to be recorded as applied. The caller holds the partition lock.';
+  'Records outcomes, first writer wins (a seq of 0 and details of '''' stand for none), and binds clients seen for the first time to their actor (§1.5). Returns the outcomes that stood already (ord is the position in the arguments); SQLSTATE SY003 when one of them was to be recorded as applied. The caller holds the partition lock.';
 
 revoke execute on all functions in schema syncpg from public;
+
+insert into syncpg.sync_migrations (version, breaking) values (3, false);
 
 ---- create above / drop below ----
 
@@ -337,7 +378,10 @@ drop function syncpg.sync_record_outcomes(text, bigint, text[], text[], smallint
 drop function syncpg.sync_append_commits(text, bigint, bigint, integer, text[], text[], text[], integer[], integer[], integer[], text[], text[], smallint[], bigint[], bytea[], integer[], text[], integer[], text[], text[], text[], text[]);
 drop function syncpg.sync_admit_push(text, bigint, text[], integer[], text[], text[], text[]);
 drop function syncpg.sync_find_outcomes(text, text[], integer[], text[]);
+drop function syncpg.sync_table_modes(text[]);
+drop function syncpg.sync_write_mode(regclass);
 drop function syncpg.sync_prefetch_rows(text, text[], text[]);
 drop trigger sync_commits_writer_fence on syncpg.sync_commits;
 drop function syncpg.sync_check_writer_fence();
 drop function syncpg.sync_open_partition(text, text, bigint);
+delete from syncpg.sync_migrations where version = 3;

@@ -1,0 +1,150 @@
+// Package gate is the entry gate of a request: whether the client's log epoch is
+// the partition's (§2.1). It remembers epochs per process, so that a request
+// whose epoch is right pays no round trip for it; the remembered value only lets a
+// request in or sends it away early, and the reads that follow decide.
+package gate
+
+import (
+	"container/list"
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/syncpg/syncpg/db"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// Epoch is the identity of a partition's log.
+type Epoch struct {
+	LogEpoch string
+	// Required says that wire version 1, which carries no epoch, is refused.
+	Required bool
+}
+
+const (
+	// refreshAfter is how old a remembered epoch may be. It bounds both the age of
+	// the registry's last-seen time and how long a rotation goes unnoticed by
+	// requests that do nothing else.
+	refreshAfter = time.Minute
+	// maxRemembered bounds the memory of a process that serves many partitions.
+	maxRemembered = 65536
+)
+
+type entry struct {
+	partition string
+	epoch     Epoch
+	at        time.Time
+}
+
+// Gate remembers the epochs of the partitions a process serves. It is safe for
+// concurrent use.
+type Gate struct {
+	pool  *pgxpool.Pool
+	clock func() time.Time
+
+	mu     sync.Mutex
+	byName map[string]*list.Element
+	recent *list.List // of *entry, most recent first
+}
+
+// New returns a gate over a pool. A nil clock is time.Now.
+func New(pool *pgxpool.Pool, clock func() time.Time) *Gate {
+	if clock == nil {
+		clock = time.Now
+	}
+	return &Gate{pool: pool, clock: clock, byName: map[string]*list.Element{}, recent: list.New()}
+}
+
+// Enter returns the epoch of a partition. It costs one round trip when the
+// partition is not remembered or was last read over a minute ago; then it also
+// creates a partition that is new and refreshes its last-seen time.
+func (g *Gate) Enter(ctx context.Context, partition string) (Epoch, error) {
+	now := g.clock()
+	if e, ok := g.recall(partition, now); ok {
+		return e, nil
+	}
+	row, err := db.New(g.pool).PartitionOpen(ctx, db.PartitionOpenParams{
+		Partition: partition, LogEpoch: newLogEpoch(), Now: now.UnixMilli(),
+	})
+	if err != nil {
+		return Epoch{}, fmt.Errorf("opening the partition: %w", err)
+	}
+	e := Epoch{LogEpoch: row.LogEpoch, Required: row.EpochRequired}
+	g.remember(partition, e, now)
+	return e, nil
+}
+
+// Note remembers what a later read of the database said of a partition.
+func (g *Gate) Note(partition string, e Epoch) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if el, ok := g.byName[partition]; ok {
+		el.Value.(*entry).epoch = e
+	}
+}
+
+// Forget drops what is remembered of a partition.
+func (g *Gate) Forget(partition string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if el, ok := g.byName[partition]; ok {
+		g.recent.Remove(el)
+		delete(g.byName, partition)
+	}
+}
+
+func (g *Gate) recall(partition string, now time.Time) (Epoch, bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	el, ok := g.byName[partition]
+	if !ok {
+		return Epoch{}, false
+	}
+	e := el.Value.(*entry)
+	if age := now.Sub(e.at); age < 0 || age >= refreshAfter {
+		return Epoch{}, false
+	}
+	g.recent.MoveToFront(el)
+	return e.epoch, true
+}
+
+func (g *Gate) remember(partition string, epoch Epoch, now time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if el, ok := g.byName[partition]; ok {
+		*el.Value.(*entry) = entry{partition, epoch, now}
+		g.recent.MoveToFront(el)
+		return
+	}
+	g.byName[partition] = g.recent.PushFront(&entry{partition, epoch, now})
+	if g.recent.Len() > maxRemembered {
+		oldest := g.recent.Back()
+		g.recent.Remove(oldest)
+		delete(g.byName, oldest.Value.(*entry).partition)
+	}
+}
+
+// newLogEpoch proposes an epoch nobody can guess.
+func newLogEpoch() string {
+	var b [18]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return base64.RawURLEncoding.EncodeToString(b[:])
+}
+
+// Decide applies §2.1 to a request: reset when it carries no epoch or another
+// one; sync.client_wire_unsupported for wire version 1 on a partition whose epoch
+// has been rotated.
+func Decide(wire ssp2.WireVersion, logEpoch *string, e Epoch) (reset bool, err error) {
+	if wire == ssp2.WireV1 {
+		if e.Required {
+			return false, ssp2.Errorf(ssp2.CodeClientWireUnsupported, "this partition's log was replaced; wire version 1 cannot tell, so it is no longer served here")
+		}
+		return false, nil
+	}
+	return logEpoch == nil || *logEpoch != e.LogEpoch, nil
+}

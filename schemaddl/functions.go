@@ -1,0 +1,193 @@
+package schemaddl
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/syncpg/syncpg/schema"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// probing is the header of a generated function that finds rows by key: a plan
+// made while the table was empty must not become a scan when it has filled up.
+const probing = "set enable_seqscan = off\nset enable_hashjoin = off\nset enable_mergejoin = off\n"
+
+// functions returns the statements that create or replace the generated
+// functions, with their comments and grants.
+func functions(s *schema.Schema, appSchema string) []string {
+	statements := slices.Concat(prefetchRows(s, appSchema), tableModes(s, appSchema))
+	for _, t := range s.Tables {
+		statements = append(statements, writeRows(t, appSchema)...)
+		if t.Materialize {
+			statements = append(statements, encodeRow(t, appSchema)...)
+		}
+	}
+	return statements
+}
+
+// functionsDigest identifies the text of the generated functions, so that a newer
+// generator notices that a database still has older bodies.
+func functionsDigest(statements []string) string {
+	sum := sha256.Sum256([]byte(strings.Join(statements, ";\n")))
+	return hex.EncodeToString(sum[:])
+}
+
+// closing returns the comment and the grants of a generated function.
+func closing(signature, comment string) []string {
+	return []string{
+		fmt.Sprintf("comment on function %s is %s", signature, quoteLiteral(comment)),
+		fmt.Sprintf("revoke execute on function %s from public", signature),
+	}
+}
+
+func prefetchRows(s *schema.Schema, appSchema string) []string {
+	const signature = "syncpg.sync_prefetch_rows(text, text[], text[])"
+	const header = "create or replace function syncpg.sync_prefetch_rows(p_partition text, p_tables text[], p_row_ids text[])\n" +
+		"returns table (ord integer, server_version bigint, payload bytea, column_versions bigint[])\n" +
+		"language plpgsql stable\nset search_path = pg_catalog, pg_temp\n" + probing + "as "
+	var b strings.Builder
+	b.WriteString("begin\n")
+	for _, t := range s.Tables {
+		name := quoteLiteral(t.Name)
+		fmt.Fprintf(&b, `  if %[1]s = any(p_tables) then
+    return query
+    select k.ord::integer, r._sync_server_version, r._sync_payload, r._sync_column_versions
+      from unnest(p_tables, p_row_ids) with ordinality as k(table_name, row_id, ord)
+      cross join lateral (
+        select t._sync_server_version, t._sync_payload, t._sync_column_versions
+          from %[2]s.%[3]s as t
+         where t._sync_partition = p_partition and t._sync_row_id = k.row_id
+         limit 1
+      ) as r
+     where k.table_name = %[1]s;
+  end if;
+`, name, QuoteIdent(appSchema), QuoteIdent(t.Name))
+	}
+	b.WriteString("end\n")
+	return append([]string{header + dollarQuote(b.String())}, closing(signature,
+		"The current rows named by (p_tables[i], p_row_ids[i]); ord is i. Generated from the installed schema. Takes no locks.")...)
+}
+
+func tableModes(s *schema.Schema, appSchema string) []string {
+	const signature = "syncpg.sync_table_modes(text[])"
+	const header = "create or replace function syncpg.sync_table_modes(p_tables text[])\n" +
+		"returns table (table_name text, mode smallint)\n" +
+		"language plpgsql stable\nset search_path = pg_catalog, pg_temp\nas "
+	var b strings.Builder
+	b.WriteString("begin\n")
+	for _, t := range s.Tables {
+		fmt.Fprintf(&b, "  if %[1]s = any(p_tables) then\n    table_name := %[1]s;\n    mode := syncpg.sync_write_mode(%[2]s::regclass);\n    return next;\n  end if;\n",
+			quoteLiteral(t.Name), quoteLiteral(QuoteIdent(appSchema)+"."+QuoteIdent(t.Name)))
+	}
+	b.WriteString("end\n")
+	return append([]string{header + dollarQuote(b.String())}, closing(signature,
+		"The write mode (sync_write_mode) of each app table named in p_tables, once each. Generated from the installed schema. Takes no locks.")...)
+}
+
+// kindParameter names the parameter array of a kind, with its type.
+var kindParameter = [kinds]string{"p_texts", "p_integers", "p_floats", "p_booleans", "p_bytes"}
+
+func writeRows(t *schema.Table, appSchema string) []string {
+	name := functionName(writeRowsPrefix, t)
+	table := QuoteIdent(appSchema) + "." + QuoteIdent(t.Name)
+	signature := name + "(text, text[], text[], bigint[], bytea[], text[], text[], bigint[], double precision[], boolean[], bytea[])"
+
+	stored := StoredColumns(t)
+	var width, next [kinds]int
+	for _, i := range stored {
+		width[KindOf(t.Columns[i].Type)]++
+	}
+	columns := []string{"_sync_partition", "_sync_row_id", "_sync_server_version", "_sync_payload", "_sync_column_versions"}
+	values := []string{"p_partition", "p_row_ids[i.i]", "p_versions[i.i]", "p_payloads[i.i]", "p_column_versions[i.i]::bigint[]"}
+	updates := []string{
+		"_sync_server_version = excluded._sync_server_version", "_sync_payload = excluded._sync_payload",
+		"_sync_column_versions = excluded._sync_column_versions",
+	}
+	for _, i := range stored {
+		kind := KindOf(t.Columns[i].Type)
+		next[kind]++
+		value := fmt.Sprintf("%s[(i.i - 1) * %d + %d]", kindParameter[kind], width[kind], next[kind])
+		if columnType(t, i) == "jsonb" {
+			value += "::jsonb"
+		}
+		column := QuoteIdent(t.Columns[i].Name)
+		columns = append(columns, column)
+		values = append(values, value)
+		updates = append(updates, column+" = excluded."+column)
+	}
+
+	// The app's schema is on the path for the host's own triggers, which may name
+	// their tables without it; everything here is written qualified.
+	header := fmt.Sprintf(`create or replace function %s(
+  p_partition text, p_deleted text[], p_row_ids text[], p_versions bigint[], p_payloads bytea[], p_column_versions text[],
+  p_texts text[], p_integers bigint[], p_floats double precision[], p_booleans boolean[], p_bytes bytea[])
+returns void
+language plpgsql volatile
+set search_path = pg_catalog, %s, pg_temp
+%sas `, name, QuoteIdent(appSchema), probing)
+	body := fmt.Sprintf(`begin
+  if cardinality(p_deleted) > 0 then
+    delete from %s as t
+     using unnest(p_deleted) as d(row_id)
+     where t._sync_partition = p_partition and t._sync_row_id = d.row_id;
+  end if;
+  if cardinality(p_row_ids) > 0 then
+    insert into %s as t
+      (%s)
+    select %s
+      from generate_subscripts(p_row_ids, 1) as i(i)
+     order by i.i
+    on conflict (_sync_partition, _sync_row_id) do update set
+      %s;
+  end if;
+end
+`, table, table,
+		strings.Join(columns, ", "), strings.Join(values, ",\n           "), strings.Join(updates, ",\n      "))
+	return append([]string{header + dollarQuote(body)}, closing(signature,
+		"Writes rows of the table: deletes p_deleted, then inserts or replaces the others in array order; app columns come flattened by kind. Generated from the installed schema. The caller holds the partition lock; locks the rows it writes.")...)
+}
+
+// encodeRow generates the function that renders a row of the table as the bytes
+// clients read (§2.4).
+func encodeRow(t *schema.Table, appSchema string) []string {
+	name := functionName(encodePrefix, t)
+	table := QuoteIdent(appSchema) + "." + QuoteIdent(t.Name)
+	signature := name + "(" + table + ")"
+	nulls := make([]string, len(t.Columns))
+	parts := make([]string, len(t.Columns))
+	for i, c := range t.Columns {
+		column := "p_row." + QuoteIdent(c.Name)
+		nulls[i] = column + " is null"
+		parts[i] = fmt.Sprintf("coalesce(%s, ''::bytea)", wireExpression(c.Type, columnType(t, i), column))
+	}
+	header := fmt.Sprintf(`create or replace function %s(p_row %s)
+returns bytea
+language sql stable parallel safe
+set search_path = pg_catalog, pg_temp
+as `, name, table)
+	body := fmt.Sprintf("select syncpg.sync_wire_null_bitmap(array[%s])\n    || %s\n",
+		strings.Join(nulls, ", "), strings.Join(parts, "\n    || "))
+	return append([]string{header + dollarQuote(body)}, closing(signature,
+		"The row as the wire bytes of the full-row codec, from its typed columns. Generated from the installed schema. Takes no locks.")...)
+}
+
+func wireExpression(t ssp2.ColumnType, dbType, column string) string {
+	switch t {
+	case ssp2.TypeInteger:
+		return "syncpg.sync_wire_i64(" + column + ")"
+	case ssp2.TypeFloat:
+		return "syncpg.sync_wire_f64(" + column + ")"
+	case ssp2.TypeBoolean:
+		return "syncpg.sync_wire_bool(" + column + ")"
+	case ssp2.TypeBytes, ssp2.TypeCRDT:
+		return "syncpg.sync_wire_bytes(" + column + ")"
+	default:
+		if dbType != "text" {
+			column += "::text"
+		}
+		return "syncpg.sync_wire_str(" + column + ")"
+	}
+}

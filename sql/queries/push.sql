@@ -1,0 +1,70 @@
+-- The push path: admission, append, outcomes. All of it under the partition lock
+-- that PushAdmit takes; nothing here is called without it, except a replay.
+
+-- PushAdmit admits the commits (client_ids[commit_clients[i]], commit_ids[i]); the
+-- rows they touch are (tables[i], row_ids[i]). Guarantees: locked is false exactly
+-- when every outcome is known; otherwise everything returned was read after the
+-- lock was granted. Locks: the partition's row of sync_partitions FOR UPDATE.
+-- name: PushAdmit :one
+select a.locked::boolean as locked,
+       coalesce(a.log_epoch, '')::text as log_epoch,
+       coalesce(a.epoch_required, false)::boolean as epoch_required,
+       coalesce(a.schema_version, 0)::integer as schema_version,
+       coalesce(a.pending_projection, '')::text as pending_projection,
+       coalesce(a.max_commit_seq, 0)::bigint as max_commit_seq,
+       coalesce(a.horizon_seq, 0)::bigint as horizon_seq,
+       a.client_actors::text[] as client_actors,
+       a.outcome_ords::integer[] as outcome_ords,
+       a.outcome_statuses::smallint[] as outcome_statuses,
+       a.outcome_seqs::bigint[] as outcome_seqs,
+       a.outcome_results::bytea[] as outcome_results,
+       a.outcome_details::text[] as outcome_details,
+       a.outcome_recorded::bigint[] as outcome_recorded,
+       a.outcome_ids::uuid[] as outcome_ids,
+       a.row_ords::integer[] as row_ords,
+       a.row_versions::bigint[] as row_versions,
+       a.row_payloads::bytea[] as row_payloads,
+       a.row_column_versions::text[] as row_column_versions,
+       a.tombstone_ords::integer[] as tombstone_ords,
+       a.mode_tables::text[] as mode_tables,
+       a.mode_values::smallint[] as mode_values
+  from syncpg.sync_admit_push(
+         p_partition => @partition::text, p_now => @now::bigint,
+         p_client_ids => @client_ids::text[], p_commit_clients => @commit_clients::integer[], p_commit_ids => @commit_ids::text[],
+         p_tables => @tables::text[], p_row_ids => @row_ids::text[])
+       as a(locked, log_epoch, epoch_required, schema_version, pending_projection, max_commit_seq, horizon_seq,
+            client_actors, outcome_ords, outcome_statuses, outcome_seqs, outcome_results, outcome_details,
+            outcome_recorded, outcome_ids, row_ords, row_versions, row_payloads, row_column_versions,
+            tombstone_ords, mode_tables, mode_values);
+
+-- PushAppend appends commits under consecutive seqs after base_seq. Guarantees: no
+-- gap and no number used twice (SQLSTATE SY002 when the log is elsewhere), and
+-- commit, changes, scope index and tombstones together or not at all. Locks: the
+-- caller's partition lock.
+-- name: PushAppend :one
+select syncpg.sync_append_commits(
+         p_partition => @partition::text, p_base_seq => @base_seq::bigint, p_now => @now::bigint, p_writer_version => @writer_version::integer,
+         p_client_ids => @client_ids::text[], p_commit_ids => @commit_ids::text[], p_actor_ids => @actor_ids::text[],
+         p_change_counts => @change_counts::integer[],
+         p_change_commits => @change_commits::integer[], p_change_indexes => @change_indexes::integer[],
+         p_change_tables => @change_tables::text[], p_change_rows => @change_rows::text[], p_change_ops => @change_ops::smallint[],
+         p_change_versions => @change_versions::bigint[], p_change_payloads => @change_payloads::bytea[],
+         p_change_scope_sets => @change_scope_sets::integer[], p_scope_sets => @scope_sets::text[],
+         p_tombstone_commits => @tombstone_commits::integer[], p_tombstone_tables => @tombstone_tables::text[],
+         p_tombstone_rows => @tombstone_rows::text[],
+         p_cleared_tables => @cleared_tables::text[], p_cleared_rows => @cleared_rows::text[])::bigint as max_commit_seq;
+
+-- PushRecordOutcomes records outcomes and binds new clients to their actor.
+-- Guarantees: the first outcome of a commit stays; the returned ones stood already
+-- (SQLSTATE SY003 when one of them was to be recorded as applied). Locks: the
+-- caller's partition lock.
+-- name: PushRecordOutcomes :many
+select o.ord::integer as ord, o.status::smallint as status, coalesce(o.commit_seq, 0)::bigint as commit_seq,
+       o.results::bytea as results, coalesce(o.details, '')::text as details,
+       o.recorded_at_ms::bigint as recorded_at_ms, o.outcome_id::uuid as outcome_id
+  from syncpg.sync_record_outcomes(
+         p_partition => @partition::text, p_now => @now::bigint,
+         p_client_ids => @client_ids::text[], p_commit_ids => @commit_ids::text[], p_statuses => @statuses::smallint[],
+         p_commit_seqs => @commit_seqs::bigint[], p_results => @results::bytea[], p_details => @details::text[], p_outcome_ids => @outcome_ids::uuid[],
+         p_new_clients => @new_clients::text[], p_new_actors => @new_actors::text[])
+       as o(ord, status, commit_seq, results, details, recorded_at_ms, outcome_id);
