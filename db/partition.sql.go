@@ -16,6 +16,12 @@ select p.log_epoch::text as log_epoch, p.epoch_required::boolean as epoch_requir
        as p(log_epoch, epoch_required)
 `
 
+type PartitionOpenParams struct {
+	Partition string
+	LogEpoch  string
+	Now       int64
+}
+
 type PartitionOpenRow struct {
 	LogEpoch      string
 	EpochRequired bool
@@ -26,8 +32,8 @@ type PartitionOpenRow struct {
 // is new. Guarantees: one epoch per partition, whoever comes first; refreshes the
 // last-seen time at most once a minute. Locks: the registry row, only when it
 // writes. Must be a transaction of its own.
-func (q *Queries) PartitionOpen(ctx context.Context, partition string, logEpoch string, now int64) (PartitionOpenRow, error) {
-	row := q.db.QueryRow(ctx, PartitionOpen, partition, logEpoch, now)
+func (q *Queries) PartitionOpen(ctx context.Context, arg PartitionOpenParams) (PartitionOpenRow, error) {
+	row := q.db.QueryRow(ctx, PartitionOpen, arg.Partition, arg.LogEpoch, arg.Now)
 	var i PartitionOpenRow
 	err := row.Scan(&i.LogEpoch, &i.EpochRequired)
 	return i, err
