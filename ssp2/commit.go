@@ -121,7 +121,7 @@ func (c *cursor) scopes() map[string]string {
 // change, from the form in which the log stores it. It writes the bytes that
 // [AppendFrame] writes for the same commit.
 //
-//	buf, frame := ssp2.BeginCommit(buf, seq, createdAtMs, actorID, tables)
+//	buf, frame := ssp2.BeginCommitFrame(buf, seq, createdAtMs, actorID, tables)
 //	for … {
 //		buf = frame.AppendChange(buf, …)
 //	}
@@ -137,10 +137,10 @@ type CommitFrame struct {
 	err     *Error
 }
 
-// BeginCommit begins a COMMIT frame. Numbers must be within
+// BeginCommitFrame begins a COMMIT frame. Numbers must be within
 // ±[MaxSafeInteger]; strings must be UTF-8, here and in AppendChange: what comes
 // from a text column is.
-func BeginCommit(dst []byte, seq, createdAtMs int64, actorID string, tables []string) ([]byte, CommitFrame) {
+func BeginCommitFrame(dst []byte, seq, createdAtMs int64, actorID string, tables []string) ([]byte, CommitFrame) {
 	start := len(dst)
 	dst, mark := BeginFrame(dst, FrameCommit)
 	e := encoder{buf: dst, name: FrameCommit.String()}

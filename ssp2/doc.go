@@ -11,6 +11,6 @@
 // Encoding appends to a buffer of the caller and returns it, like the append
 // built-in. The typed encoders ([AppendFrame], [AppendMessage], [AppendRow],
 // [AppendSegment], …) refuse every value that a decoder would refuse. The
-// low-level ones ([BeginFrame], [AppendStr], [BeginCommit], …) are for the hot
+// low-level ones ([BeginFrame], [AppendStr], [BeginCommitFrame], …) are for the hot
 // path of a server and say what they leave to the caller.
 package ssp2
