@@ -73,7 +73,7 @@ func (t *Table) layout() layoutTable {
 		Scopes:      make([]layoutScope, len(t.Scopes)),
 	}
 	for i, c := range t.Columns {
-		l.Columns[i] = layoutColumn{Name: c.Name, Nullable: c.Nullable, Type: typeName(c.Type)}
+		l.Columns[i] = layoutColumn{Name: c.Name, Nullable: c.Nullable, Type: c.Type.String()}
 	}
 	for i, x := range t.Indexes {
 		columns := make([]string, len(x.Columns))

@@ -1,7 +1,6 @@
 package schema
 
 import (
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,16 +14,14 @@ const (
 	maxIndexColumns    = 31   // 32 of Postgres less the partition
 )
 
-var columnTypes = map[string]ssp2.ColumnType{
-	"string":   ssp2.TypeString,
-	"integer":  ssp2.TypeInteger,
-	"float":    ssp2.TypeFloat,
-	"boolean":  ssp2.TypeBoolean,
-	"json":     ssp2.TypeJSON,
-	"bytes":    ssp2.TypeBytes,
-	"blob_ref": ssp2.TypeBlobRef,
-	"crdt":     ssp2.TypeCRDT,
-}
+// columnTypes are the types by the names the IR gives them (§2.4).
+var columnTypes = func() map[string]ssp2.ColumnType {
+	types := make(map[string]ssp2.ColumnType)
+	for t := ssp2.TypeString; t <= ssp2.TypeCRDT; t++ {
+		types[t.String()] = t
+	}
+	return types
+}()
 
 // Every table of Postgres has these columns already.
 var systemColumns = []string{"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}
@@ -263,7 +260,7 @@ func (c *compiler) compileKey(t *Table, ir *irTable) {
 	case col.Encrypted:
 		c.columnProblem(path, col.Name, RuleKeyEncrypted, "the primary key is the row id, so it cannot be encrypted")
 	case !hasText(col.Type):
-		c.columnProblem(path, col.Name, RuleKeyType, "the primary key cannot be of type %s", typeName(col.Type))
+		c.columnProblem(path, col.Name, RuleKeyType, "the primary key cannot be of type %s", col.Type)
 	}
 	if col.Nullable {
 		c.columnProblem(path, col.Name, RuleKeyNullable, "the primary key cannot be nullable")
@@ -317,7 +314,7 @@ func (c *compiler) checkScopeColumn(path string, col Column) {
 	case col.Encrypted:
 		c.columnProblem(path, col.Name, RuleScopeEncrypted, "the server reads scope values, so they cannot be encrypted")
 	case !hasText(col.Type):
-		c.columnProblem(path, col.Name, RuleScopeType, "a scope column cannot be of type %s", typeName(col.Type))
+		c.columnProblem(path, col.Name, RuleScopeType, "a scope column cannot be of type %s", col.Type)
 	}
 }
 
@@ -467,7 +464,7 @@ func (c *compiler) checkReferenceType(column Column, path string, parent *Table)
 	case column.Type == 0 || key == 0: // reported with the column
 	case column.Type != key:
 		c.columnProblem(path, column.Name, RuleReferenceType, "the column is of type %s, the key of table %q of type %s",
-			typeName(column.Type), parent.Name, typeName(key))
+			column.Type, parent.Name, key)
 	case key == ssp2.TypeJSON:
 		c.columnProblem(path, column.Name, RuleReferenceType, "a json key cannot be referenced")
 	}
@@ -480,13 +477,4 @@ func onDeleteOf(name string) OnDelete {
 		}
 	}
 	return 0
-}
-
-func typeName(t ssp2.ColumnType) string {
-	for name, typ := range columnTypes {
-		if typ == t {
-			return name
-		}
-	}
-	return fmt.Sprintf("ColumnType(%d)", t)
 }
