@@ -1,0 +1,227 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/syncpg/syncpg/schema"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// Config says where a client syncs and as what.
+type Config struct {
+	// URL is the mount of the server (§1.1), to which /sync is added. Required.
+	URL string
+
+	// Header goes with every request, such as Authorization.
+	Header http.Header
+
+	// ClientID is the device (§1.5). Required.
+	ClientID string
+
+	// Schema holds the tables and the schema version. Required.
+	Schema *schema.Schema
+
+	// Wire is the wire version to speak. Required.
+	Wire ssp2.WireVersion
+
+	// HTTP sends the requests. Nil: http.DefaultClient.
+	HTTP *http.Client
+
+	// Pull limits, in changes, rows and pages (§4.2). 0: the server's defaults.
+	LimitCommits, LimitSnapshotRows, MaxSnapshotPages int32
+}
+
+// Client is one device. It is not for concurrent use.
+type Client struct {
+	cfg     Config
+	http    *http.Client
+	epoch   string
+	subs    []*subscription
+	replica replica
+}
+
+// subscription is what a client keeps of one (§4.1).
+type subscription struct {
+	id             string
+	table          *schema.Table
+	requested      ssp2.ScopeMap
+	cursor         int64
+	bootstrapState *string
+	effective      ssp2.ScopeMap // as last echoed while active
+	revoked        bool
+}
+
+// New returns a client without rows, subscriptions and epoch. It sends nothing.
+func New(cfg Config) (*Client, error) {
+	switch {
+	case cfg.URL == "":
+		return nil, errors.New("client: no URL")
+	case cfg.ClientID == "":
+		return nil, errors.New("client: no client id")
+	case cfg.Schema == nil:
+		return nil, errors.New("client: no schema")
+	case cfg.Wire < ssp2.WireV1 || cfg.Wire > ssp2.WireV3:
+		return nil, fmt.Errorf("client: wire version %d is not supported", cfg.Wire)
+	}
+	cfg.URL = strings.TrimRight(cfg.URL, "/")
+	c := &Client{cfg: cfg, http: cfg.HTTP, replica: replica{}}
+	if c.http == nil {
+		c.http = http.DefaultClient
+	}
+	return c, nil
+}
+
+// Epoch returns the log epoch that the client has accepted, "" before [Client.Acquire] and in wire version 1.
+func (c *Client) Epoch() string { return c.epoch }
+
+// Row is a row of the replica.
+type Row struct {
+	Version int64        // server_version (§2.2)
+	Values  []ssp2.Value // one per column of the table
+}
+
+// Rows returns the rows of a table by row id. The map is the client's own: it changes with the next pull.
+func (c *Client) Rows(table string) map[string]Row { return c.replica[table] }
+
+// Cursor returns the cursor of a subscription (§4.3), and whether its bootstrap is complete.
+func (c *Client) Cursor(id string) (cursor int64, complete bool) {
+	for _, s := range c.subs {
+		if s.id == id {
+			return s.cursor, s.cursor >= 0 && s.bootstrapState == nil
+		}
+	}
+	return -1, false
+}
+
+// Subscribe registers a subscription for the pulls to come. The id must be new.
+func (c *Client) Subscribe(id, table string, scopes ssp2.ScopeMap) error {
+	t, ok := c.cfg.Schema.Table(table)
+	if !ok {
+		return fmt.Errorf("subscribe: the schema has no table %q", table)
+	}
+	if slices.ContainsFunc(c.subs, func(s *subscription) bool { return s.id == id }) {
+		return fmt.Errorf("subscribe: subscription %q exists", id)
+	}
+	c.subs = append(c.subs, &subscription{id: id, table: t, requested: scopes, cursor: -1})
+	return nil
+}
+
+// Acquire asks for the log epoch (§2.1). It does nothing in wire version 1, which has none.
+func (c *Client) Acquire(ctx context.Context) error {
+	if c.cfg.Wire == ssp2.WireV1 {
+		return nil
+	}
+	c.epoch = ""
+	err := c.round(ctx, &ssp2.Request{Pull: c.pullHeader()}, &answer{})
+	switch {
+	case errors.Is(err, ErrReset):
+		return nil
+	case err != nil:
+		return fmt.Errorf("acquire the log epoch: %w", err)
+	}
+	return fmt.Errorf("acquire the log epoch: %w", protocolError("no resetRequired in the answer to a request without an epoch (§2.1)"))
+}
+
+// Result is the outcome of one pushed commit (§6.3).
+type Result struct {
+	ssp2.PushResult
+	Details *ssp2.PushResultDetails // §6.3.1, nil for none
+}
+
+// Push sends commits in one request and returns their outcomes in the same order. Rejections are outcomes, not errors.
+// It changes nothing in the replica: what was written arrives by the next pull.
+func (c *Client) Push(ctx context.Context, commits ...ssp2.PushCommit) ([]Result, error) {
+	a := &answer{commits: commits}
+	if err := c.round(ctx, &ssp2.Request{Commits: commits}, a); err != nil {
+		return nil, fmt.Errorf("push: %w", err)
+	}
+	return a.results, nil
+}
+
+// Progress is what pulls have brought.
+type Progress struct {
+	Rounds      int // requests
+	Commits     int // COMMIT frames
+	Changes     int // changes in them
+	Segments    int // rows segments
+	SegmentRows int // rows in them
+}
+
+func (p *Progress) add(q Progress) {
+	p.Rounds += q.Rounds
+	p.Commits += q.Commits
+	p.Changes += q.Changes
+	p.Segments += q.Segments
+	p.SegmentRows += q.SegmentRows
+}
+
+// Pull runs one round that pulls all subscriptions. A revoked subscription is a [RevokedError] after the whole answer has
+// been applied, and is left out of later pulls.
+func (c *Client) Pull(ctx context.Context) (Progress, error) {
+	a := &answer{}
+	req := &ssp2.Request{Pull: c.pullHeader()}
+	for _, s := range c.subs {
+		if s.revoked {
+			continue
+		}
+		a.subs = append(a.subs, s)
+		req.Subscriptions = append(req.Subscriptions, ssp2.Subscription{
+			ID: s.id, Table: s.table.Name, Scopes: s.requested, Cursor: s.cursor, BootstrapState: s.bootstrapState,
+		})
+	}
+	a.progress.Rounds = 1
+	if err := c.round(ctx, req, a); err != nil {
+		return a.progress, fmt.Errorf("pull: %w", err)
+	}
+	if a.revoked != nil {
+		return a.progress, fmt.Errorf("pull: %w", a.revoked)
+	}
+	return a.progress, nil
+}
+
+// maxRounds ends a CatchUp that makes no progress: the busiest server is caught up with before.
+const maxRounds = 10_000
+
+// CatchUp pulls until every subscription is bootstrapped and a round has brought nothing new.
+func (c *Client) CatchUp(ctx context.Context) (Progress, error) {
+	var total Progress
+	for range maxRounds {
+		p, err := c.Pull(ctx)
+		total.add(p)
+		if err != nil {
+			return total, err
+		}
+		if p.Commits == 0 && p.Segments == 0 && !slices.ContainsFunc(c.subs, (*subscription).pending) {
+			return total, nil
+		}
+	}
+	return total, protocolError("no end after %d pulls", maxRounds)
+}
+
+// pending reports whether the bootstrap is still to come or under way (§4.7).
+func (s *subscription) pending() bool {
+	return !s.revoked && (s.cursor < 0 || s.bootstrapState != nil)
+}
+
+func (c *Client) pullHeader() *ssp2.PullHeader {
+	return &ssp2.PullHeader{
+		LimitCommits:      c.cfg.LimitCommits,
+		LimitSnapshotRows: c.cfg.LimitSnapshotRows,
+		MaxSnapshotPages:  c.cfg.MaxSnapshotPages,
+		Accept:            ssp2.AcceptInlineRows | ssp2.AcceptExternalRows,
+	}
+}
+
+// reset is the client's half of a log reset (§2.1).
+func (c *Client) reset(epoch string) {
+	c.epoch = epoch
+	c.replica = replica{}
+	for _, s := range c.subs {
+		s.cursor, s.bootstrapState, s.effective = -1, nil, nil
+	}
+}
