@@ -394,4 +394,3 @@ func (c *Client) download(ctx context.Context, s *subscription, f *ssp2.SegmentR
 	}
 	return payload, nil
 }
-
