@@ -167,6 +167,8 @@ var catalogue = [...]CodeInfo{
 	{CodeWebSocketConnectionLimit, CategoryRateLimited, true, ActionRetryLater, 429},
 	{CodeSchemaNotReady, CategoryInternal, true, ActionRetryLater, 503},
 	{CodeStorageStaleRead, CategoryInternal, true, ActionRetryLater, 503},
+	{CodeStorageUnavailable, CategoryInternal, true, ActionRetryLater, 503},
+	{CodeInternalError, CategoryInternal, true, ActionInspectServer, 500},
 	{CodeStorageScanRequiresScope, CategoryInternal, false, ActionInspectServer, 500},
 	{CodeStorageWriterFenceRejected, CategoryInternal, true, ActionRetryLater, 503},
 	{CodeStoragePhysicalLayoutMismatch, CategoryInternal, false, ActionInspectServer, 500},

@@ -1,0 +1,97 @@
+package httpsync
+
+import (
+	"io"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+)
+
+// coding is a content coding of a response.
+type coding string
+
+const (
+	identity coding = ""
+	gzipped  coding = "gzip"
+	zstded   coding = "zstd"
+)
+
+// negotiate chooses the coding of a response from the Accept-Encoding lines of
+// its request (RFC 9110 §12.5.3): the highest weight, and of equal ones the one
+// that compresses best. A client that names none, or refuses all, gets none.
+func negotiate(lines []string) coding {
+	weights := map[string]float64{}
+	for _, element := range strings.Split(strings.Join(lines, ","), ",") {
+		name, params, _ := strings.Cut(element, ";")
+		name = strings.ToLower(strings.TrimSpace(name))
+		if name == "x-gzip" {
+			name = string(gzipped)
+		}
+		if name != "" {
+			weights[name] = weight(params)
+		}
+	}
+	best, highest := identity, 0.0
+	for _, c := range []coding{zstded, gzipped} {
+		q, named := weights[string(c)]
+		if !named {
+			q = weights["*"]
+		}
+		if q > highest {
+			best, highest = c, q
+		}
+	}
+	if weights["identity"] > highest {
+		return identity
+	}
+	return best
+}
+
+// weight reads the q parameter of an element; one that cannot be read counts as
+// a refusal.
+func weight(params string) float64 {
+	for _, p := range strings.Split(params, ";") {
+		name, value, _ := strings.Cut(p, "=")
+		if strings.EqualFold(strings.TrimSpace(name), "q") {
+			q, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			if err != nil || !(q >= 0 && q <= 1) {
+				return 0
+			}
+			return q
+		}
+	}
+	return 1
+}
+
+// encoder compresses a response.
+type encoder interface {
+	io.WriteCloser
+	Flush() error
+	Reset(w io.Writer)
+}
+
+// encoders holds the encoders of a coding between responses.
+var encoders = map[coding]*sync.Pool{
+	gzipped: {New: func() any {
+		z, err := gzip.NewWriterLevel(io.Discard, gzip.BestSpeed)
+		if err != nil {
+			panic(err) // the level is a constant
+		}
+		return z
+	}},
+	zstded: {New: func() any {
+		z, err := zstd.NewWriter(nil,
+			zstd.WithEncoderLevel(zstd.SpeedFastest),
+			zstd.WithEncoderConcurrency(1), // compresses in the goroutine that writes
+			// Memory per response in flight; browsers take up to 8 MiB (RFC 9659).
+			zstd.WithWindowSize(1<<20),
+			zstd.WithLowerEncoderMem(true))
+		if err != nil {
+			panic(err) // the options are constants
+		}
+		return z
+	}},
+}

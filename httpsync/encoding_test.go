@@ -1,0 +1,184 @@
+package httpsync_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"testing"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+	"github.com/stretchr/testify/require"
+
+	"github.com/syncpg/syncpg/httpsync"
+	"github.com/syncpg/syncpg/round"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+func TestAcceptEncoding(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		header []string
+		want   string
+	}{
+		{nil, ""},
+		{[]string{""}, ""},
+		{[]string{"zstd, gzip"}, "zstd"},
+		{[]string{"gzip, zstd"}, "zstd"},
+		{[]string{"gzip", "zstd"}, "zstd"},
+		{[]string{"gzip"}, "gzip"},
+		{[]string{"x-gzip"}, "gzip"},
+		{[]string{"GZIP"}, "gzip"},
+		{[]string{"gzip, deflate, br"}, "gzip"},
+		{[]string{"br"}, ""},
+		{[]string{"*"}, "zstd"},
+		{[]string{"zstd;q=0, *"}, "gzip"},
+		{[]string{"zstd;q=0, *;q=0"}, ""},
+		{[]string{"zstd;q=0.5, gzip;q=0.8"}, "gzip"},
+		{[]string{"zstd; Q=0.5 , gzip; q=0.5"}, "zstd"},
+		{[]string{"gzip;q=0"}, ""},
+		{[]string{"gzip;q=0.000"}, ""},
+		{[]string{"identity"}, ""},
+		{[]string{"identity;q=1, gzip;q=0.5"}, ""},
+		{[]string{"identity;q=0.5, gzip;q=0.5"}, "gzip"},
+		{[]string{"identity;q=0"}, ""},
+		{[]string{"gzip;q=nonsense"}, ""},
+		{[]string{"gzip;q=NaN"}, ""},
+		{[]string{"gzip;q=2"}, ""},
+		{[]string{"gzip;level=9"}, "gzip"},
+		{[]string{",, ,gzip,,"}, "gzip"},
+	} {
+		require.Equal(t, tc.want, httpsync.Negotiate(tc.header), "%q", tc.header)
+	}
+}
+
+// decoder decompresses a response of a coding as it arrives.
+func decoder(t *testing.T, coding string, body io.Reader) io.Reader {
+	t.Helper()
+	switch coding {
+	case "zstd":
+		z, err := zstd.NewReader(body, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(8<<20))
+		require.NoError(t, err)
+		t.Cleanup(z.Close)
+		return z
+	case "gzip":
+		z, err := gzip.NewReader(body)
+		require.NoError(t, err)
+		return z
+	}
+	return body
+}
+
+// open posts a request to a server without undoing the compression.
+func open(t *testing.T, server *httptest.Server, coding string) *http.Response {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+"/sync", bytes.NewReader(request(t)))
+	require.NoError(t, err)
+	r.Header.Set("Content-Type", httpsync.ContentType)
+	r.Header.Set("Accept-Encoding", "identity;q=0.1")
+	if coding != "" {
+		r.Header.Set("Accept-Encoding", coding)
+	}
+	res, err := server.Client().Do(r)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = res.Body.Close() })
+	return res
+}
+
+func serve(t *testing.T, cfg httpsync.Config) *httptest.Server {
+	t.Helper()
+	server := httptest.NewServer(newHandler(t, cfg))
+	t.Cleanup(server.Close)
+	return server
+}
+
+var codings = []string{"", "gzip", "zstd"}
+
+func TestCompressionRoundTrips(t *testing.T) {
+	t.Parallel()
+	server := serve(t, httpsync.Config{Rounds: answer(5000)})
+	for _, coding := range codings {
+		t.Run("coding "+coding, func(t *testing.T) {
+			t.Parallel()
+			for range 3 { // the encoders are used again
+				res := open(t, server, coding)
+				require.Equal(t, http.StatusOK, res.StatusCode)
+				require.Equal(t, httpsync.ContentType, res.Header.Get("Content-Type"))
+				require.Equal(t, coding, res.Header.Get("Content-Encoding"))
+				require.Equal(t, "Accept-Encoding", res.Header.Get("Vary"))
+				require.Equal(t, "no-store", res.Header.Get("Cache-Control"))
+				packed, err := io.ReadAll(res.Body)
+				require.NoError(t, err)
+				if coding != "" {
+					require.Less(t, len(packed), len(response(5000))/4)
+				}
+				plain, err := io.ReadAll(decoder(t, coding, bytes.NewReader(packed)))
+				require.NoError(t, err)
+				require.Equal(t, response(5000), plain)
+			}
+		})
+	}
+}
+
+func TestASmallResponseIsNotCompressed(t *testing.T) {
+	t.Parallel()
+	server := serve(t, httpsync.Config{Rounds: answer(1)})
+	for _, coding := range codings {
+		res := open(t, server, coding)
+		require.Empty(t, res.Header.Get("Content-Encoding"))
+		require.Equal(t, strconv.Itoa(len(response(1))), res.Header.Get("Content-Length"))
+		body, err := io.ReadAll(res.Body)
+		require.NoError(t, err)
+		require.Equal(t, response(1), body)
+	}
+}
+
+func TestFlushedBytesArriveWhileTheRoundGoesOn(t *testing.T) {
+	t.Parallel()
+	for _, coding := range codings {
+		t.Run("coding "+coding, func(t *testing.T) {
+			t.Parallel()
+			first, second := response(3), response(200)
+			arrived := make(chan struct{})
+			server := serve(t, httpsync.Config{
+				Rounds: runner(func(ctx context.Context, _ round.Identity, _ *ssp2.Request, w round.Writer) error {
+					if _, err := w.Write(first); err != nil {
+						return err
+					}
+					if err := w.Flush(); err != nil {
+						return err
+					}
+					select { // the second subscription is read only when the first has arrived
+					case <-arrived:
+					case <-ctx.Done():
+						return ctx.Err()
+					}
+					_, err := w.Write(second)
+					return err
+				}),
+			})
+			res := open(t, server, coding)
+			require.Equal(t, coding, res.Header.Get("Content-Encoding"))
+			body := decoder(t, coding, res.Body)
+			got := make([]byte, len(first))
+			_, err := io.ReadFull(body, got)
+			require.NoError(t, err)
+			require.Equal(t, first, got)
+			close(arrived)
+			rest, err := io.ReadAll(body)
+			require.NoError(t, err)
+			require.Equal(t, second, rest)
+		})
+	}
+}
+
+func FuzzAcceptEncoding(f *testing.F) {
+	f.Add("zstd;q=0.5, gzip;q=0.8, *;q=0")
+	f.Add(";q=,;;=,identity")
+	f.Fuzz(func(t *testing.T, header string) {
+		require.Contains(t, codings, httpsync.Negotiate([]string{header}))
+	})
+}

@@ -1,0 +1,45 @@
+package httpsync
+
+import (
+	"errors"
+	"net/http"
+
+	"github.com/syncpg/syncpg/round"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// statusError is a protocol error under a status that is not the catalogue's.
+type statusError struct {
+	status int
+	err    *ssp2.Error
+}
+
+func (e *statusError) Error() string { return e.err.Error() }
+
+func (e *statusError) Unwrap() error { return e.err }
+
+// refuse answers with an error before anything else is written.
+func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	e := round.Failure(err)
+	status := e.HTTPStatus()
+	if s, ok := errors.AsType[*statusError](err); ok {
+		status = s.status
+	}
+	h.cfg.Logger.DebugContext(r.Context(), "request refused", "status", status, "error", e)
+	writeError(w, status, e)
+}
+
+// writeError writes the whole response: an error as JSON (§10.1).
+func writeError(w http.ResponseWriter, status int, e *ssp2.Error) {
+	writeJSON(w, status, ssp2.AppendErrorJSON(nil, e))
+}
+
+func writeJSON(w http.ResponseWriter, status int, body []byte) {
+	header := w.Header()
+	header.Set("Content-Type", "application/json")
+	header.Set("Cache-Control", "no-store")
+	header.Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+	// A peer that is gone has no use for the rest.
+	_, _ = w.Write(append(body, '\n'))
+}

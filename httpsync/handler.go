@@ -1,0 +1,185 @@
+package httpsync
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/syncpg/syncpg/round"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// Defaults of [Config].
+const (
+	DefaultMaxRequestBytes = 16 << 20
+	DefaultWriteTimeout    = 30 * time.Second
+)
+
+// Runner runs one sync round; see [round.Engine.Run], whose contract it has.
+type Runner interface {
+	Run(ctx context.Context, id round.Identity, req *ssp2.Request, w round.Writer) error
+}
+
+// Config is what a handler needs. It is not changed and must not change while the
+// handler serves.
+type Config struct {
+	// Rounds runs the rounds. Required.
+	Rounds Runner
+	// Authenticate says who sent a request, from its headers; the body is not to
+	// be read. Required. An [*ssp2.Error] is answered as it is, an error that is
+	// round.ErrOutage as sync.storage_unavailable (503), and every other one as
+	// sync.auth_required (401) without its text.
+	Authenticate func(*http.Request) (round.Identity, error)
+	// Ready runs the checks of GET /readyz; it is called for one probe at a time.
+	// nil: there are none, and the answer is always ready.
+	Ready func(context.Context) []Check
+	// MaxRequestBytes bounds a request body, both as sent and as decoded, in
+	// bytes. 0: 16 MiB. Negative: no bound.
+	MaxRequestBytes int64
+	// WriteTimeout is how long a client may take for the next 64 KiB of a
+	// response before the request is given up; a round in progress holds a
+	// database snapshot. 0: 30 s. Negative: no limit. It replaces the WriteTimeout
+	// of the http.Server, which bounds a whole response.
+	WriteTimeout time.Duration
+	// Logger gets failures, and refused requests at debug level. nil: nothing is
+	// logged.
+	Logger *slog.Logger
+}
+
+type handler struct {
+	cfg   Config
+	probe chan struct{} // taken by the one readiness probe that runs
+}
+
+// New returns the handler. It fails when a required field is missing.
+func New(cfg Config) (http.Handler, error) {
+	if cfg.Rounds == nil {
+		return nil, errors.New("httpsync: Config.Rounds is nil")
+	}
+	if cfg.Authenticate == nil {
+		return nil, errors.New("httpsync: Config.Authenticate is nil")
+	}
+	if cfg.MaxRequestBytes == 0 {
+		cfg.MaxRequestBytes = DefaultMaxRequestBytes
+	}
+	if cfg.WriteTimeout == 0 {
+		cfg.WriteTimeout = DefaultWriteTimeout
+	}
+	if cfg.Ready == nil {
+		cfg.Ready = func(context.Context) []Check { return nil }
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	h := &handler{cfg: cfg, probe: make(chan struct{}, 1)}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/sync", h.sync)
+	mux.HandleFunc("/healthz", h.healthz)
+	mux.HandleFunc("/readyz", h.readyz)
+	return mux, nil
+}
+
+// allow answers 405 unless the request has one of the methods.
+func allow(w http.ResponseWriter, r *http.Request, methods ...string) bool {
+	if slices.Contains(methods, r.Method) {
+		return true
+	}
+	allowed := strings.Join(methods, ", ")
+	w.Header().Set("Allow", allowed)
+	writeError(w, http.StatusMethodNotAllowed, ssp2.Errorf(ssp2.CodeInvalidRequest, "the method must be %s", allowed))
+	return false
+}
+
+// sync is POST /sync.
+func (h *handler) sync(w http.ResponseWriter, r *http.Request) {
+	w.Header().Add("Vary", "Accept-Encoding")
+	out := newResponse(w, negotiate(r.Header["Accept-Encoding"]), h.cfg.WriteTimeout)
+	defer out.release()
+	defer h.contain(w, r, out)
+
+	if !allow(w, r, http.MethodPost) {
+		return
+	}
+	err := h.round(w, r, out)
+	if err == nil {
+		err = out.finish()
+	}
+	var stream *round.StreamError
+	switch {
+	case err == nil:
+	case errors.As(err, &stream) && stream.Reported:
+		// The client knows; what is left is the end of the body.
+		_ = out.finish()
+	case out.committed:
+		h.cfg.Logger.DebugContext(r.Context(), "response cut short", "error", err)
+		panic(http.ErrAbortHandler)
+	default:
+		h.refuse(w, r, err)
+	}
+}
+
+// round answers a request with out. An error means that nothing is written, or
+// it is a [round.StreamError].
+func (h *handler) round(w http.ResponseWriter, r *http.Request, out *response) error {
+	if err := checkContentType(r.Header); err != nil {
+		return err
+	}
+	id, err := h.authenticate(r)
+	if err != nil {
+		return err
+	}
+	req, err := h.readRequest(w, r)
+	if err != nil {
+		return err
+	}
+	return h.cfg.Rounds.Run(r.Context(), id, req, out)
+}
+
+func (h *handler) authenticate(r *http.Request) (round.Identity, error) {
+	id, err := h.cfg.Authenticate(r)
+	if err == nil && (id.Actor == "" || id.Partition == "") {
+		err = errors.New("Authenticate returned neither an error nor a whole Identity")
+		h.cfg.Logger.ErrorContext(r.Context(), "host callback failed", "callback", "Authenticate", "error", err)
+	}
+	switch {
+	case err == nil:
+		return id, nil
+	case ssp2.CodeOf(err) != "":
+		return round.Identity{}, err
+	case errors.Is(err, round.ErrOutage):
+		return round.Identity{}, &ssp2.Error{
+			Code:    ssp2.CodeStorageUnavailable,
+			Message: "requests cannot be authenticated at the moment; retry later",
+			Err:     err,
+		}
+	default:
+		return round.Identity{}, &ssp2.Error{
+			Code:    ssp2.CodeAuthRequired,
+			Message: "the request is not authenticated",
+			Err:     err,
+		}
+	}
+}
+
+// contain answers for a panic, of a host callback or of ours: with an error when
+// nothing is written, else by cutting the response off.
+func (h *handler) contain(w http.ResponseWriter, r *http.Request, out *response) {
+	v := recover()
+	if v == nil {
+		return
+	}
+	if err, ok := v.(error); ok && errors.Is(err, http.ErrAbortHandler) {
+		panic(v)
+	}
+	h.cfg.Logger.ErrorContext(r.Context(), "panic while serving a round", "panic", v, "stack", string(debug.Stack()))
+	if out.committed {
+		panic(http.ErrAbortHandler)
+	}
+	e := &ssp2.Error{Code: ssp2.CodeInternalError, Message: "the server failed to process the request"}
+	writeError(w, e.HTTPStatus(), e)
+}

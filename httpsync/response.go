@@ -1,0 +1,162 @@
+package httpsync
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+const (
+	// holdBytes is how much of a response is held back before its headers are
+	// decided. What ends below it is not worth compressing.
+	holdBytes = 1024
+	// writeStep is how much a client must take within the write timeout.
+	writeStep = 64 << 10
+)
+
+// response is the [round.Writer] of one HTTP response.
+type response struct {
+	w         http.ResponseWriter
+	out       deadlineWriter
+	coding    coding
+	held      []byte
+	enc       encoder // nil: not compressed, or not begun
+	committed bool    // the status is out
+}
+
+func newResponse(w http.ResponseWriter, c coding, timeout time.Duration) *response {
+	return &response{
+		w:      w,
+		out:    deadlineWriter{w: w, control: http.NewResponseController(w), timeout: timeout},
+		coding: c,
+	}
+}
+
+// Write implements [round.Writer].
+func (r *response) Write(frames []byte) (int, error) {
+	if !r.committed {
+		if len(r.held)+len(frames) < holdBytes {
+			r.held = append(r.held, frames...)
+			return len(frames), nil
+		}
+		if err := r.begin(); err != nil {
+			return 0, err
+		}
+	}
+	return r.body().Write(frames)
+}
+
+// Flush implements [round.Writer].
+func (r *response) Flush() error {
+	if !r.committed {
+		if err := r.begin(); err != nil {
+			return err
+		}
+	}
+	if r.enc != nil {
+		if err := r.enc.Flush(); err != nil {
+			return err
+		}
+	}
+	return r.out.flush()
+}
+
+// finish ends the body.
+func (r *response) finish() error {
+	if !r.committed {
+		r.coding = identity
+		r.w.Header().Set("Content-Length", strconv.Itoa(len(r.held)))
+		if err := r.begin(); err != nil {
+			return err
+		}
+	}
+	if r.enc != nil {
+		if err := r.enc.Close(); err != nil {
+			return err
+		}
+	}
+	return r.out.flush()
+}
+
+// begin decides the headers and writes what was held back.
+func (r *response) begin() error {
+	header := r.w.Header()
+	header.Set("Content-Type", ContentType)
+	header.Set("Cache-Control", "no-store")
+	header.Set("X-Content-Type-Options", "nosniff")
+	if r.coding != identity {
+		header.Set("Content-Encoding", string(r.coding))
+		r.enc = encoders[r.coding].Get().(encoder)
+		r.enc.Reset(&r.out)
+	}
+	r.committed = true
+	r.w.WriteHeader(http.StatusOK)
+	held := r.held
+	r.held = nil
+	_, err := r.body().Write(held)
+	return err
+}
+
+func (r *response) body() io.Writer {
+	if r.enc != nil {
+		return r.enc
+	}
+	return &r.out
+}
+
+// release gives the encoder back and leaves the connection without a deadline,
+// as the next request on it expects.
+func (r *response) release() {
+	if r.enc != nil {
+		r.enc.Reset(nil)
+		encoders[r.coding].Put(r.enc)
+		r.enc = nil
+	}
+	r.out.clear()
+}
+
+// deadlineWriter writes with a deadline per step, where the connection has any.
+type deadlineWriter struct {
+	w       http.ResponseWriter
+	control *http.ResponseController
+	timeout time.Duration // negative: none
+	set     bool
+}
+
+func (d *deadlineWriter) extend() {
+	if d.timeout < 0 {
+		return
+	}
+	d.set = d.control.SetWriteDeadline(time.Now().Add(d.timeout)) == nil
+}
+
+func (d *deadlineWriter) Write(p []byte) (int, error) {
+	written := 0
+	for written < len(p) {
+		d.extend()
+		n, err := d.w.Write(p[written:min(written+writeStep, len(p))])
+		written += n
+		if err != nil {
+			return written, err
+		}
+	}
+	return written, nil
+}
+
+// flush pushes everything to the peer. A wrapper of the host that cannot flush
+// does so when the handler returns.
+func (d *deadlineWriter) flush() error {
+	d.extend()
+	if err := d.control.Flush(); !errors.Is(err, http.ErrNotSupported) {
+		return err
+	}
+	return nil
+}
+
+func (d *deadlineWriter) clear() {
+	if d.set {
+		_ = d.control.SetWriteDeadline(time.Time{})
+	}
+}
