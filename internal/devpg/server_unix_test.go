@@ -242,7 +242,8 @@ func TestServerEndsWithItsParent(t *testing.T) {
 	t.Parallel()
 	dir := dataDir(t)
 	parent := exec.CommandContext(t.Context(), os.Args[0])
-	parent.Env = append(os.Environ(), envOrphan+"="+dir)
+	// The killed process cannot tidy up, so its temporary files go to where the test does.
+	parent.Env = append(os.Environ(), envOrphan+"="+dir, "TMPDIR="+filepath.Dir(dir))
 	out, err := parent.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, parent.Start())

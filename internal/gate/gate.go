@@ -148,3 +148,25 @@ func Decide(wire ssp2.WireVersion, logEpoch *string, e Epoch) (reset bool, err e
 	}
 	return logEpoch == nil || *logEpoch != e.LogEpoch, nil
 }
+
+// Ready applies the serve gate: the installed schema version must be the running
+// one and none of its projections may be missing. The error is
+// sync.schema_not_ready and its details name what is.
+func Ready(running, installed int32, pending string) error {
+	switch {
+	case installed != running:
+		return &ssp2.Error{
+			Code:    ssp2.CodeSchemaNotReady,
+			Message: "the database has another schema version than this server",
+			Details: fmt.Sprintf(`{"installedVersion":%d,"runningVersion":%d}`, installed, running),
+		}
+	case pending != "":
+		details := append([]byte(`{"projection":`), ssp2.AppendJSONString(nil, pending)...)
+		return &ssp2.Error{
+			Code:    ssp2.CodeSchemaNotReady,
+			Message: "a projection of this schema version is not activated yet",
+			Details: string(append(details, '}')),
+		}
+	}
+	return nil
+}

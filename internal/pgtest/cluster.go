@@ -1,0 +1,92 @@
+package pgtest
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// EnvDatabaseURL names the environment variable with the URL (or the keywords) of a server to test on. Its role must be
+// allowed to create databases.
+const EnvDatabaseURL = "SYNCPG_TEST_DATABASE_URL"
+
+// startTimeout bounds the wait for the shared server, the download of a container image included.
+const startTimeout = 5 * time.Minute
+
+// Cluster is the server that the tests of a run share.
+type Cluster struct {
+	dsn      string // of its maintenance database
+	external bool   // not ours: it stays when the run is over, and so must not gather leftovers
+
+	mu        sync.Mutex
+	templates map[string]string // name of the template by key
+}
+
+var shared struct {
+	sync.Mutex
+	cluster *Cluster
+}
+
+// Open returns the shared server, and starts it if this process is the first to ask.
+func Open(ctx context.Context) (*Cluster, error) {
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.cluster != nil {
+		return shared.cluster, nil
+	}
+	c := &Cluster{templates: map[string]string{}}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if c.dsn = os.Getenv(EnvDatabaseURL); c.dsn != "" {
+		c.external = true
+		if err := c.dropLeftovers(ctx); err != nil {
+			return nil, fmt.Errorf("pgtest: use the server of %s: %w", EnvDatabaseURL, err)
+		}
+	} else {
+		var err error
+		if c.dsn, err = attach(ctx); err != nil {
+			return nil, fmt.Errorf("pgtest: start a server: %w", err)
+		}
+	}
+	shared.cluster = c
+	return c, nil
+}
+
+// DSN returns the connection string of a database of the server.
+func (c *Cluster) DSN(database string) (string, error) {
+	if !strings.HasPrefix(c.dsn, "postgres://") && !strings.HasPrefix(c.dsn, "postgresql://") {
+		quoted := strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(database)
+		return c.dsn + " dbname='" + quoted + "'", nil
+	}
+	u, err := url.Parse(c.dsn)
+	if err != nil {
+		return "", fmt.Errorf("pgtest: read the connection URL: %w", err)
+	}
+	u.Path = "/" + database
+	return u.String(), nil
+}
+
+// admin runs f with a connection to the maintenance database.
+func (c *Cluster) admin(ctx context.Context, f func(*pgx.Conn) error) (err error) {
+	return withConn(ctx, c.dsn, f)
+}
+
+func withConn(ctx context.Context, dsn string, f func(*pgx.Conn) error) (err error) {
+	conn, err := pgx.Connect(ctx, dsn)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		closeCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		err = cmp.Or(err, conn.Close(closeCtx))
+	}()
+	return f(conn)
+}

@@ -1,0 +1,75 @@
+// Package pgtx holds the transaction control statements that travel inside a
+// batch, and the way a connection is given back. pgx's own transactions cost a
+// round trip to begin; here BEGIN rides in front of the first statements and
+// COMMIT behind the last.
+package pgtx
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Transaction control statements.
+const (
+	// Begin opens a writing transaction in which every statement sees what was
+	// committed before it, whatever the session's defaults are.
+	Begin = "begin isolation level read committed, read write"
+	// BeginSnapshot opens a reading transaction of one snapshot.
+	BeginSnapshot = "begin isolation level repeatable read, read only"
+	Commit        = "commit"
+	Rollback      = "rollback"
+
+	Savepoint  = "savepoint syncpg_push"
+	RollbackTo = "rollback to savepoint syncpg_push"
+	Release    = "release savepoint syncpg_push"
+
+	ProbeSavepoint  = "savepoint syncpg_probe"
+	ProbeRollbackTo = "rollback to savepoint syncpg_probe"
+	ProbeRelease    = "release savepoint syncpg_probe"
+
+	// CheckConstraints runs every deferred check now. Between ProbeSavepoint and
+	// ProbeRollbackTo it leaves the constraints as deferred as they were.
+	CheckConstraints = "set constraints all immediate"
+)
+
+// giveBack is how long a rollback may take before the connection is dropped.
+const giveBack = 5 * time.Second
+
+// Finish ends whatever transaction is open and gives the connection back. It
+// works when ctx is done already; a connection that cannot roll back is dropped.
+func Finish(ctx context.Context, conn *pgxpool.Conn) {
+	defer conn.Release()
+	pg := conn.Conn().PgConn()
+	if pg.IsClosed() || pg.TxStatus() == 'I' {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBack)
+	defer cancel()
+	if _, err := conn.Exec(ctx, Rollback, pgx.QueryExecModeSimpleProtocol); err != nil {
+		_ = conn.Conn().Close(ctx)
+	}
+}
+
+// SQLState returns the SQLSTATE of a database error, "" if it is none.
+func SQLState(err error) string {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}
+
+// Retryable says that the same transaction may succeed when it is run again:
+// serialization failure, deadlock, lock not available.
+func Retryable(err error) bool {
+	switch SQLState(err) {
+	case "40001", "40P01", "55P03":
+		return true
+	}
+	return false
+}
