@@ -7,6 +7,7 @@
 --   SY001  writer fence: this server's schema version may no longer append
 --   SY002  the log moved although the partition lock should have held it still
 --   SY003  another outcome stands where an applied one was to be recorded
+--   SY004  a client id was bound to another actor in the meantime
 --
 -- Every function that probes by key turns sequential scans, hash joins and merge
 -- joins off for itself: its plans live as long as the connection, and one made
@@ -317,6 +318,17 @@ begin
   select p_partition, c.client_id, c.actor_id, p_now, p_now
     from unnest(p_new_clients, p_new_actors) as c(client_id, actor_id)
   on conflict (partition, client_id) do nothing;
+  if exists (
+    select 1
+      from unnest(p_new_clients, p_new_actors) as k(client_id, actor_id)
+      cross join lateral (
+        select c.actor_id from syncpg.sync_clients as c
+         where c.partition = p_partition and c.client_id = k.client_id limit 1
+      ) as c
+     where c.actor_id <> k.actor_id
+  ) then
+    raise exception 'a client id belongs to another actor' using errcode = 'SY004';
+  end if;
 
   insert into syncpg.sync_push_results
     (partition, client_id, client_commit_id, status, commit_seq, results, details, recorded_at_ms, outcome_id)
@@ -351,7 +363,7 @@ begin
 end
 $$;
 comment on function syncpg.sync_record_outcomes(text, bigint, text[], text[], smallint[], bigint[], bytea[], text[], uuid[], text[], text[]) is
-  'Records outcomes, first writer wins (a seq of 0 and details of '''' stand for none), and binds clients seen for the first time to their actor (§1.5). Returns the outcomes that stood already (ord is the position in the arguments); SQLSTATE SY003 when one of them was to be recorded as applied. The caller holds the partition lock.';
+  'Records outcomes, first writer wins (a seq of 0 and details of '''' stand for none), and binds clients seen for the first time to their actor (§1.5). Returns the outcomes that stood already (ord is the position in the arguments); SQLSTATE SY003 when one of them was to be recorded as applied, SY004 when a client belongs to another actor. The caller holds the partition lock.';
 
 revoke execute on all functions in schema syncpg from public;
 

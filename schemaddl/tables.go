@@ -2,7 +2,6 @@ package schemaddl
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/syncpg/syncpg/schema"
@@ -47,15 +46,11 @@ func KindOf(t ssp2.ColumnType) Kind {
 func StoredColumns(t *schema.Table) []int {
 	var stored []int
 	for i := range t.Columns {
-		if t.Materialize || isScopeColumn(t, i) {
+		if t.Materialize || t.IsScope(i) {
 			stored = append(stored, i)
 		}
 	}
 	return stored
-}
-
-func isScopeColumn(t *schema.Table, column int) bool {
-	return slices.ContainsFunc(t.Scopes, func(s schema.Scope) bool { return s.Column == column })
 }
 
 // columnType is the database type of an app column. A json scope column is text:
@@ -71,7 +66,7 @@ func columnType(t *schema.Table, column int) string {
 	case ssp2.TypeBytes, ssp2.TypeCRDT:
 		return "bytea"
 	case ssp2.TypeJSON:
-		if isScopeColumn(t, column) {
+		if t.IsScope(column) {
 			return "text"
 		}
 		return "jsonb"

@@ -116,6 +116,15 @@ func (g *Grants) Permits(variable, value string) bool {
 	return g.byVariable[variable].holds(value)
 }
 
+// Holds says whether the actor holds any value of the variable.
+func (g *Grants) Holds(variable string) bool {
+	if g == nil {
+		return false
+	}
+	held, ok := g.byVariable[variable]
+	return ok && (held.any || len(held.values) > 0)
+}
+
 // Effective intersects requested scopes, which must have passed
 // ValidateRequested, with the grants (§3.2 rules 4 to 6). Values keep the
 // requested order, each once. When a requested variable is left without a value,

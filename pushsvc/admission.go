@@ -1,0 +1,208 @@
+package pushsvc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/syncpg/syncpg/db"
+	"github.com/syncpg/syncpg/internal/gate"
+	"github.com/syncpg/syncpg/internal/pgtx"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// errPartitionGone says that the partition was there on entry and is not any more.
+var errPartitionGone = errors.New("the partition is not registered")
+
+// commit is one distinct commit of the request.
+type commit struct {
+	id  string
+	ops []ssp2.Operation
+
+	outcome *outcome
+	// known says that the outcome was stored before this transaction.
+	known bool
+}
+
+// writeMode says how row writes of a table may be batched (sync_write_mode).
+type writeMode int16
+
+const (
+	modeNetted  writeMode = 1 // only the last state of a row per flush
+	modeOrdered writeMode = 2 // runs in operation order
+	modeSingle  writeMode = 3 // a statement per operation
+)
+
+// admitted is what admission read.
+type admitted struct {
+	locked    bool
+	epoch     gate.Epoch
+	version   int32 // installed schema version
+	pending   string
+	maxSeq    int64
+	actor     string // owner of the client, "" when it is new
+	modeOf    map[string]writeMode
+	newClient bool
+}
+
+// transaction is one attempt to push a request.
+type transaction struct {
+	s    *Service
+	conn *pgxpool.Conn
+	req  *Request
+	now  int64
+
+	commits  []*commit // distinct and storable, in request order
+	byID     map[string]*commit
+	admitted admitted
+	state    *candidate
+
+	nextSeq   int64 // newest seq so far
+	bound     bool  // the client record is written
+	rejected  []*commit
+	savepoint savepointState
+	committed bool
+}
+
+func newTransaction(s *Service, conn *pgxpool.Conn, req *Request) *transaction {
+	t := &transaction{
+		s: s, conn: conn, req: req, now: s.clock().UnixMilli(),
+		byID: make(map[string]*commit, len(req.Commits)), state: newCandidate(),
+	}
+	for i := range req.Commits {
+		c := &req.Commits[i]
+		if t.byID[c.ClientCommitID] != nil {
+			continue // answered like a replay (§6.3)
+		}
+		entry := &commit{id: c.ClientCommitID, ops: c.Operations}
+		t.byID[c.ClientCommitID] = entry
+		if !storableID(c.ClientCommitID) {
+			// Depends on nothing but the bytes, so it needs no record to be the
+			// same on every replay.
+			entry.outcome = rejection(opError(0, ssp2.CodeInvalidRequest,
+				fmt.Sprintf("a commit id has 1 to %d bytes and no U+0000", maxIDBytes)))
+			continue
+		}
+		t.commits = append(t.commits, entry)
+	}
+	return t
+}
+
+// admit begins the transaction and reads what the commits need: one round trip.
+func (t *transaction) admit(ctx context.Context) error {
+	params := db.PushAdmitParams{
+		Partition: t.req.Partition, Now: t.now,
+		ClientIds:     []string{t.req.ClientID},
+		CommitClients: make([]int32, len(t.commits)), CommitIds: make([]string, len(t.commits)),
+		Tables: []string{}, RowIds: []string{},
+	}
+	var keys []rowKey
+	named := map[rowKey]bool{}
+	for i, c := range t.commits {
+		params.CommitClients[i], params.CommitIds[i] = 1, c.id
+		for j := range c.ops {
+			op := &c.ops[j]
+			table, ok := t.s.schema.Table(op.Table)
+			if !ok || strings.IndexByte(op.RowID, 0) >= 0 {
+				continue // cannot be stored, so there is nothing to read
+			}
+			key := rowKey{table.Index, op.RowID}
+			if !named[key] {
+				named[key] = true
+				keys = append(keys, key)
+				params.Tables = append(params.Tables, op.Table)
+				params.RowIds = append(params.RowIds, op.RowID)
+			}
+		}
+	}
+
+	var batch pgx.Batch
+	batch.Queue(pgtx.Begin)
+	queueAdmit(&batch, &params)
+	results := t.conn.SendBatch(ctx, &batch)
+	defer func() { _ = results.Close() }()
+	if _, err := results.Exec(); err != nil {
+		return fmt.Errorf("beginning the push: %w", err)
+	}
+	rows, err := results.Query()
+	if err != nil {
+		return fmt.Errorf("admitting the push: %w", err)
+	}
+	row, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[db.PushAdmitRow])
+	if err != nil {
+		return fmt.Errorf("admitting the push: %w", err)
+	}
+	if err := results.Close(); err != nil {
+		return fmt.Errorf("admitting the push: %w", err)
+	}
+	return t.read(&row, keys)
+}
+
+// read takes over what admission returned.
+func (t *transaction) read(row *db.PushAdmitRow, keys []rowKey) error {
+	if row.LogEpoch == "" {
+		t.s.gate.Forget(t.req.Partition)
+		return errPartitionGone
+	}
+	t.admitted = admitted{
+		locked: row.Locked, epoch: gate.Epoch{LogEpoch: row.LogEpoch, Required: row.EpochRequired},
+		version: row.SchemaVersion, pending: row.PendingProjection, maxSeq: row.MaxCommitSeq,
+		actor: row.ClientActors[0], modeOf: make(map[string]writeMode, len(row.ModeTables)),
+	}
+	t.nextSeq = row.MaxCommitSeq
+	t.s.gate.Note(t.req.Partition, t.admitted.epoch)
+	for i, name := range row.ModeTables {
+		t.admitted.modeOf[name] = writeMode(row.ModeValues[i])
+	}
+	for i, ord := range row.OutcomeOrds {
+		c := t.commits[ord-1]
+		c.known = true
+		c.outcome = storedOutcome(row.OutcomeStatuses[i], row.OutcomeSeqs[i], row.OutcomeResults[i], row.OutcomeDetails[i])
+	}
+	for i, ord := range row.RowOrds {
+		versions, err := parseVersions(row.RowColumnVersions[i])
+		if err != nil {
+			return fmt.Errorf("reading the column versions of a row: %w", err)
+		}
+		t.state.load(keys[ord-1], row.RowVersions[i], row.RowPayloads[i], versions)
+	}
+	for _, ord := range row.TombstoneOrds {
+		t.state.loadTombstone(keys[ord-1])
+	}
+	return nil
+}
+
+// checkGate applies the serve gate as it was read under the lock. reset says that
+// the epoch moved since entry.
+func (t *transaction) checkGate() (reset bool, err error) {
+	reset, err = gate.Decide(t.req.WireVersion, t.req.LogEpoch, t.admitted.epoch)
+	if err != nil || reset {
+		return reset, err
+	}
+	if t.admitted.actor != "" && t.admitted.actor != t.req.Actor {
+		return false, ssp2.Errorf(ssp2.CodeInvalidClientID, "this client id belongs to another actor")
+	}
+	return false, gate.Ready(t.s.schema.Version, t.admitted.version, t.admitted.pending)
+}
+
+// parseVersions reads column versions from their array literal; "" is none.
+func parseVersions(literal string) ([]int64, error) {
+	if literal == "" {
+		return nil, nil
+	}
+	fields := strings.Split(strings.Trim(literal, "{}"), ",")
+	versions := make([]int64, len(fields))
+	for i, f := range fields {
+		v, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("column version %q: %w", f, err)
+		}
+		versions[i] = v
+	}
+	return versions, nil
+}

@@ -1,0 +1,128 @@
+package pushsvc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// planned is a set of consecutive commits as they will be applied together.
+type planned struct {
+	applied  []appliedCommit
+	rejected []*commit // with their outcome set
+}
+
+type appliedCommit struct {
+	*commit
+	changes []change
+}
+
+// apply decides and writes every commit that has no outcome yet, and commits the
+// transaction.
+func (t *transaction) apply(ctx context.Context) error {
+	var pending []*commit
+	for _, c := range t.commits {
+		if c.outcome == nil {
+			pending = append(pending, c)
+		}
+	}
+	if len(pending) == 0 {
+		return nil // another delivery recorded them while this one waited
+	}
+	if err := t.applyRange(ctx, pending, true); err != nil {
+		return requestError(err)
+	}
+	if t.committed {
+		return nil
+	}
+	// The last commit was refused by the database: record what is left.
+	_, err := t.flush(ctx, &planned{}, true)
+	return requestError(err)
+}
+
+// applyRange applies consecutive commits in one flush. When the database refuses
+// one of them, the range is taken back and applied in halves; a single commit is
+// rejected. last says that nothing follows, so that the flush also commits.
+func (t *transaction) applyRange(ctx context.Context, commits []*commit, last bool) error {
+	mark := t.state.mark()
+	plan, err := t.plan(commits)
+	if err != nil {
+		return err
+	}
+	failed, err := t.flush(ctx, plan, last)
+	if err == nil {
+		return nil
+	}
+	if !impossibleRow(err) || len(plan.applied) == 0 {
+		return err
+	}
+	t.s.log.DebugContext(ctx, "the database refused a push", "commits", len(commits), "error", err)
+	t.state.rollback(mark)
+	for _, c := range commits {
+		c.outcome = nil
+	}
+	if len(commits) > 1 {
+		half := len(commits) / 2
+		if err := t.applyRange(ctx, commits[:half], false); err != nil {
+			return err
+		}
+		return t.applyRange(ctx, commits[half:], last)
+	}
+	op, err := t.attribute(ctx, &plan.applied[0], failed)
+	if err != nil {
+		return err
+	}
+	commits[0].outcome = rejection(opError(op, ssp2.CodeConstraintViolation, refusedByDatabase))
+	t.rejected = append(t.rejected, commits[0])
+	return nil
+}
+
+// plan runs the commits over the candidate state and sets their outcomes.
+func (t *transaction) plan(commits []*commit) (*planned, error) {
+	p := &planned{}
+	seq := t.nextSeq
+	for _, c := range commits {
+		changes, err := t.stage(c)
+		if r := (*refusal)(nil); errors.As(err, &r) {
+			c.outcome = rejection(r.result)
+			p.rejected = append(p.rejected, c)
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("applying a commit: %w", err)
+		}
+		seq++
+		c.outcome = appliedOutcome(seq, len(c.ops))
+		p.applied = append(p.applied, appliedCommit{c, changes})
+	}
+	return p, nil
+}
+
+// attribute finds the operation of a refused commit that the database refuses by
+// itself: the first in client order.
+func (t *transaction) attribute(ctx context.Context, c *appliedCommit, failed *statement) (int, error) {
+	if len(c.changes) == 1 {
+		return c.changes[0].opIndex, nil
+	}
+	if failed != nil && failed.op >= 0 && t.inOperationOrder(c.changes) {
+		return failed.op, nil
+	}
+	op, err := t.search(ctx, c)
+	if err != nil {
+		return 0, fmt.Errorf("looking for the refused operation: %w", err)
+	}
+	return op, nil
+}
+
+// inOperationOrder says that no statement of the changes was moved past another,
+// so that the first statement to fail is the first operation to fail.
+func (t *transaction) inOperationOrder(changes []change) bool {
+	for i := range changes {
+		if t.admitted.modeOf[changes[i].table.Name] == modeNetted {
+			return false
+		}
+	}
+	return true
+}

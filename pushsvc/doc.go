@@ -1,0 +1,14 @@
+// Package pushsvc applies pushed commits (§6): admission, operations, then apply
+// or reject. One commit has one outcome, durable before it is acknowledged.
+//
+// A push is two round trips to the database. The first begins a transaction,
+// takes the partition's lock and reads everything the commits need: known
+// outcomes, the serve gate, the rows named. Then Go decides, over candidate state
+// in memory, what each commit does. The second writes rows, log and outcomes of
+// all commits of the request and commits. A request whose outcomes are all known
+// takes no lock and is answered after the first.
+//
+// Only a commit that the database itself refuses leaves that path: the request is
+// then applied in halves, so that the refused commit is found and rejected alone
+// and the rest goes on.
+package pushsvc

@@ -1,0 +1,45 @@
+package pushsvc
+
+import (
+	"github.com/syncpg/syncpg/internal/pgtx"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// SQLSTATEs raised by the functions of migration 003.
+const (
+	sqlStateWriterFence   = "SY001"
+	sqlStateLogMoved      = "SY002"
+	sqlStateOutcomeStands = "SY003"
+	sqlStateClientBound   = "SY004"
+)
+
+// impossibleRow says that the same row would meet this database error on every
+// retry: a constraint (class 23), a value the database cannot hold (class 22), or
+// one too large or too deep for it (class 54). Such a commit is rejected; it would
+// otherwise be pushed for ever.
+func impossibleRow(err error) bool {
+	state := pgtx.SQLState(err)
+	if len(state) != 5 {
+		return false
+	}
+	switch state[:2] {
+	case "22", "23", "54":
+		return true
+	}
+	return false
+}
+
+// requestError turns the database errors that concern the request as a whole into
+// protocol errors; others stay what they are.
+func requestError(err error) error {
+	switch pgtx.SQLState(err) {
+	case sqlStateWriterFence:
+		return &ssp2.Error{
+			Code:    ssp2.CodeStorageWriterFenceRejected,
+			Message: "this server runs an older schema version than the partition requires", Err: err,
+		}
+	case sqlStateClientBound:
+		return &ssp2.Error{Code: ssp2.CodeInvalidClientID, Message: "this client id belongs to another actor", Err: err}
+	}
+	return err
+}

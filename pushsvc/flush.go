@@ -1,0 +1,297 @@
+package pushsvc
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/syncpg/syncpg/db"
+	"github.com/syncpg/syncpg/internal/pgtx"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// savepointState says where the transaction stands with its savepoint.
+type savepointState uint8
+
+const (
+	noSavepoint savepointState = iota
+	savepointSet
+	// savepointAborted: a statement failed after the savepoint was set.
+	savepointAborted
+)
+
+// statement is one statement of a flush.
+type statement struct {
+	what     string
+	op       int // the one operation it writes, or -1
+	outcomes bool
+}
+
+// flush is one round trip: a batch of statements and what each is for.
+type flush struct {
+	batch      pgx.Batch
+	statements []statement
+}
+
+func (f *flush) queue(what, sql string, args ...any) {
+	f.batch.Queue(sql, args...)
+	f.statements = append(f.statements, statement{what: what, op: -1})
+}
+
+// flush writes a plan together with the rejections not recorded yet. On an error
+// it returns the statement that failed; the transaction can then go on from its
+// savepoint, if it has one.
+func (t *transaction) flush(ctx context.Context, p *planned, last bool) (*statement, error) {
+	t.rejected = append(t.rejected, p.rejected...)
+	if len(p.applied) == 0 && !last {
+		return nil, nil // recorded with the next flush
+	}
+	var f flush
+	if t.savepoint == savepointAborted {
+		if len(p.applied) > 0 {
+			if err := t.takeBack(ctx); err != nil {
+				return nil, err
+			}
+		} else {
+			f.queue("taking back a refused commit", pgtx.RollbackTo)
+		}
+	}
+	outcomes := slices.Clone(t.rejected)
+	if len(p.applied) > 0 {
+		if t.savepoint == noSavepoint {
+			f.queue("setting the savepoint", pgtx.Savepoint)
+		}
+		t.queueWrites(&f, p.applied)
+		t.queueAppend(&f, p.applied)
+		for i := range p.applied {
+			outcomes = append(outcomes, p.applied[i].commit)
+		}
+	}
+	if len(outcomes) > 0 {
+		if err := t.queueOutcomes(&f, outcomes); err != nil {
+			return nil, err
+		}
+	}
+	if last {
+		f.queue("committing", pgtx.Commit)
+	} else {
+		f.queue("releasing the savepoint", pgtx.Release)
+	}
+
+	stood, failed, err := t.run(ctx, &f)
+	if err != nil {
+		if failed != nil && (len(p.applied) > 0 || t.savepoint != noSavepoint) {
+			t.savepoint = savepointAborted
+		}
+		return failed, err
+	}
+	t.savepoint = noSavepoint
+	t.committed = last
+	t.bound = true
+	t.rejected = nil
+	t.nextSeq += int64(len(p.applied))
+	t.state.bury(p.applied)
+	for _, row := range stood {
+		c := outcomes[row.Ord-1]
+		c.known = true
+		c.outcome = storedOutcome(row.Status, row.CommitSeq, row.Results, row.Details)
+	}
+	return nil, nil
+}
+
+// takeBack rolls back to the savepoint in a round trip of its own: a connection
+// that meets a statement for the first time prepares it before the batch runs,
+// and in a failed transaction that is refused.
+func (t *transaction) takeBack(ctx context.Context) error {
+	if _, err := t.conn.Exec(ctx, pgtx.RollbackTo, pgx.QueryExecModeSimpleProtocol); err != nil {
+		return fmt.Errorf("taking back a refused commit: %w", err)
+	}
+	t.savepoint = savepointSet
+	return nil
+}
+
+// run sends a flush and reads its answers. stood holds outcomes that were recorded
+// before ours. failed is the statement the database refused, nil when the error is
+// not one statement's.
+func (t *transaction) run(ctx context.Context, f *flush) (stood []db.PushRecordOutcomesRow, failed *statement, err error) {
+	results := t.conn.SendBatch(ctx, &f.batch)
+	defer func() { _ = results.Close() }()
+	for i := range f.statements {
+		st := &f.statements[i]
+		if st.outcomes {
+			var rows pgx.Rows
+			if rows, err = results.Query(); err == nil {
+				stood, err = pgx.CollectRows(rows, pgx.RowToStructByPos[db.PushRecordOutcomesRow])
+			}
+		} else {
+			_, err = results.Exec()
+		}
+		if err != nil {
+			if pgtx.SQLState(err) == "" {
+				st = nil
+			}
+			return nil, st, fmt.Errorf("%s: %w", f.statements[i].what, err)
+		}
+	}
+	if err := results.Close(); err != nil {
+		return nil, nil, fmt.Errorf("finishing the push: %w", err)
+	}
+	return stood, nil, nil
+}
+
+// search runs the operations of a refused commit one by one, each with its own
+// entry of the log, and returns the first that fails.
+func (t *transaction) search(ctx context.Context, c *appliedCommit) (int, error) {
+	if err := t.takeBack(ctx); err != nil {
+		return 0, err
+	}
+	defer func() { t.savepoint = savepointAborted }()
+	var f flush
+	for i := range c.changes {
+		ch := &c.changes[i]
+		from := len(f.statements)
+		t.queueRows(&f, ch.table, []*change{ch})
+		f.queue("probing", pgtx.ProbeSavepoint)
+		if t.admitted.modeOf[ch.table.Name] == modeSingle {
+			f.queue("checking constraints", pgtx.CheckConstraints)
+		}
+		t.queueAppend(&f, []appliedCommit{{c.commit, c.changes[i : i+1]}})
+		f.queue("probing", pgtx.ProbeRollbackTo)
+		for k := from; k < len(f.statements); k++ {
+			f.statements[k].op = ch.opIndex
+		}
+	}
+	_, failed, err := t.run(ctx, &f)
+	switch {
+	case err == nil:
+		// Each passes alone and all together do not: nobody is to blame but the
+		// commit, which begins with its first change.
+		return c.changes[0].opIndex, nil
+	case failed != nil && failed.op >= 0 && impossibleRow(err):
+		return failed.op, nil
+	}
+	return 0, err
+}
+
+func queueAdmit(b *pgx.Batch, p *db.PushAdmitParams) {
+	b.Queue(db.PushAdmit, p.Partition, p.Now, p.ClientIds, p.CommitClients, p.CommitIds, p.Tables, p.RowIds)
+}
+
+// queueOutcomes records outcomes, and the client if this is the first of it.
+func (t *transaction) queueOutcomes(f *flush, commits []*commit) error {
+	n := len(commits)
+	p := db.PushRecordOutcomesParams{
+		Partition: t.req.Partition, Now: t.now,
+		ClientIds: make([]string, n), CommitIds: make([]string, n), Statuses: make([]int16, n), CommitSeqs: make([]int64, n),
+		Results: make([][]byte, n), Details: make([]string, n), OutcomeIds: make([]pgtype.UUID, n),
+		NewClients: []string{}, NewActors: []string{},
+	}
+	for i, c := range commits {
+		var err error
+		p.ClientIds[i], p.CommitIds[i] = t.req.ClientID, c.id
+		p.Statuses[i], p.CommitSeqs[i] = int16(c.outcome.status), c.outcome.seq
+		if p.Results[i], p.Details[i], err = c.outcome.encode(); err != nil {
+			return err
+		}
+		p.OutcomeIds[i] = newOutcomeID()
+	}
+	if t.admitted.actor == "" && !t.bound {
+		p.NewClients, p.NewActors = []string{t.req.ClientID}, []string{t.req.Actor}
+	}
+	f.queue("recording outcomes", db.PushRecordOutcomes, p.Partition, p.Now, p.ClientIds, p.CommitIds, p.Statuses,
+		p.CommitSeqs, p.Results, p.Details, p.OutcomeIds, p.NewClients, p.NewActors)
+	f.statements[len(f.statements)-1].outcomes = true
+	return nil
+}
+
+// queueAppend appends the commits to the log.
+func (t *transaction) queueAppend(f *flush, commits []appliedCommit) {
+	n, total := len(commits), 0
+	for i := range commits {
+		total += len(commits[i].changes)
+	}
+	p := db.PushAppendParams{
+		Partition: t.req.Partition, BaseSeq: t.nextSeq, Now: t.now, WriterVersion: t.s.schema.Version,
+		ClientIds: make([]string, n), CommitIds: make([]string, n), ActorIds: make([]string, n), ChangeCounts: make([]int32, n),
+		ChangeCommits: make([]int32, total), ChangeIndexes: make([]int32, total), ChangeTables: make([]string, total),
+		ChangeRows: make([]string, total), ChangeOps: make([]int16, total), ChangeVersions: make([]int64, total),
+		ChangePayloads: make([][]byte, total), ChangeScopeSets: make([]int32, total), ScopeSets: []string{},
+		TombstoneCommits: []int32{}, TombstoneTables: []string{}, TombstoneRows: []string{},
+		ClearedTables: []string{}, ClearedRows: []string{},
+	}
+	sets := map[string]int32{}
+	var literal []byte
+	type grave struct {
+		commit int32
+		table  string
+	}
+	graves := map[rowKey]grave{} // commit 0: cleared
+	var order []rowKey
+	k := 0
+	for i := range commits {
+		c := &commits[i]
+		p.ClientIds[i], p.CommitIds[i], p.ActorIds[i], p.ChangeCounts[i] = t.req.ClientID, c.id, t.req.Actor, int32(len(c.changes))
+		for j := range c.changes {
+			ch := &c.changes[j]
+			p.ChangeCommits[k], p.ChangeIndexes[k] = int32(i+1), int32(j)
+			p.ChangeTables[k], p.ChangeRows[k], p.ChangeOps[k] = ch.table.Name, ch.key.id, int16(ch.op)
+			if _, ok := graves[ch.key]; !ok {
+				order = append(order, ch.key)
+			}
+			if ch.op == ssp2.OpUpsert {
+				p.ChangeVersions[k], p.ChangePayloads[k] = ch.row.version, ch.row.payload
+				graves[ch.key] = grave{0, ch.table.Name}
+			} else {
+				graves[ch.key] = grave{int32(i + 1), ch.table.Name}
+			}
+			literal = appendArrayLiteral(literal[:0], ch.scopes)
+			set, ok := sets[string(literal)]
+			if !ok {
+				p.ScopeSets = append(p.ScopeSets, string(literal))
+				set = int32(len(p.ScopeSets))
+				sets[string(literal)] = set
+			}
+			p.ChangeScopeSets[k] = set
+			k++
+		}
+	}
+	for _, key := range order {
+		g := graves[key]
+		switch {
+		case g.commit > 0:
+			p.TombstoneCommits = append(p.TombstoneCommits, g.commit)
+			p.TombstoneTables = append(p.TombstoneTables, g.table)
+			p.TombstoneRows = append(p.TombstoneRows, key.id)
+		case t.state.buried(key):
+			p.ClearedTables = append(p.ClearedTables, g.table)
+			p.ClearedRows = append(p.ClearedRows, key.id)
+		}
+	}
+	f.queue("appending to the log", db.PushAppend, p.Partition, p.BaseSeq, p.Now, p.WriterVersion,
+		p.ClientIds, p.CommitIds, p.ActorIds, p.ChangeCounts,
+		p.ChangeCommits, p.ChangeIndexes, p.ChangeTables, p.ChangeRows, p.ChangeOps, p.ChangeVersions,
+		p.ChangePayloads, p.ChangeScopeSets, p.ScopeSets,
+		p.TombstoneCommits, p.TombstoneTables, p.TombstoneRows, p.ClearedTables, p.ClearedRows)
+}
+
+// appendArrayLiteral writes a text[] literal.
+func appendArrayLiteral(dst []byte, elements []string) []byte {
+	dst = append(dst, '{')
+	for i, e := range elements {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = append(dst, '"')
+		for j := 0; j < len(e); j++ {
+			if e[j] == '"' || e[j] == '\\' {
+				dst = append(dst, '\\')
+			}
+			dst = append(dst, e[j])
+		}
+		dst = append(dst, '"')
+	}
+	return append(dst, '}')
+}

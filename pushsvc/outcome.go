@@ -1,0 +1,115 @@
+package pushsvc
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// outcome is the result of one commit.
+type outcome struct {
+	status  ssp2.PushStatus // applied or rejected
+	seq     int64           // applied
+	results []ssp2.OpResult
+	details []ssp2.DetailEntry
+	// unreadable says that the stored record could not be read; such an outcome is
+	// answered and never stored (§6.3).
+	unreadable bool
+}
+
+// opError is a terminating error result.
+func opError(op int, code ssp2.Code, message string) ssp2.OpResult {
+	info, _ := ssp2.Lookup(code)
+	return ssp2.OpResult{
+		OpIndex: int32(op), Status: ssp2.OpError,
+		Code: string(code), Message: message, Retryable: info.Retryable,
+	}
+}
+
+func rejection(result ssp2.OpResult) *outcome {
+	return &outcome{status: ssp2.PushRejected, results: []ssp2.OpResult{result}}
+}
+
+func appliedOutcome(seq int64, operations int) *outcome {
+	results := make([]ssp2.OpResult, operations)
+	for i := range results {
+		results[i] = ssp2.OpResult{OpIndex: int32(i), Status: ssp2.OpApplied}
+	}
+	return &outcome{status: ssp2.PushApplied, seq: seq, results: results}
+}
+
+// storedOutcome reads an outcome record.
+func storedOutcome(status int16, seq int64, results []byte, details string) *outcome {
+	o := &outcome{status: ssp2.PushStatus(status), seq: seq}
+	var err error
+	if o.results, err = ssp2.DecodeResults(results); err == nil && details != "" {
+		err = json.Unmarshal([]byte(details), &o.details)
+	}
+	if err != nil {
+		miss := rejection(opError(0, ssp2.CodeIdempotencyCacheMiss, "the stored result of this commit cannot be read"))
+		miss.unreadable = true
+		return miss
+	}
+	return o
+}
+
+// encode renders the outcome record: results, and details as JSON or "".
+func (o *outcome) encode() (results []byte, details string, err error) {
+	if results, err = ssp2.AppendResults(nil, o.results); err != nil {
+		return nil, "", fmt.Errorf("encoding an outcome: %w", err)
+	}
+	if len(o.details) > 0 {
+		encoded, err := json.Marshal(o.details)
+		if err != nil {
+			return nil, "", fmt.Errorf("encoding the details of an outcome: %w", err)
+		}
+		details = string(encoded)
+	}
+	return results, details, nil
+}
+
+// newOutcomeID identifies the stored outcome: a random (version 4) UUID.
+func newOutcomeID() pgtype.UUID {
+	id := pgtype.UUID{Valid: true}
+	_, _ = rand.Read(id.Bytes[:]) // never fails
+	id.Bytes[6] = id.Bytes[6]&0x0f | 0x40
+	id.Bytes[8] = id.Bytes[8]&0x3f | 0x80
+	return id
+}
+
+// response puts the outcomes in request order. A commit answered before is cached
+// (applied) or rejected again, and so is one that stands in the request twice.
+func (t *transaction) response() (*Response, error) {
+	resp := &Response{
+		Results: make([]ssp2.PushResult, len(t.req.Commits)),
+		Details: make([]*ssp2.PushResultDetails, len(t.req.Commits)),
+	}
+	answered := make(map[string]bool, len(t.req.Commits))
+	for i := range t.req.Commits {
+		id := t.req.Commits[i].ClientCommitID
+		c := t.byID[id]
+		o := c.outcome
+		if o == nil {
+			return nil, fmt.Errorf("commit %q was not answered", id)
+		}
+		result := ssp2.PushResult{ClientCommitID: id, Status: o.status, Results: o.results}
+		if o.status == ssp2.PushApplied {
+			seq := o.seq
+			result.CommitSeq = &seq
+			resp.LastSeq = max(resp.LastSeq, seq)
+			if c.known || answered[id] {
+				result.Status = ssp2.PushCached
+			}
+		}
+		answered[id] = true
+		resp.Results[i] = result
+		if len(o.details) > 0 {
+			resp.Details[i] = &ssp2.PushResultDetails{ClientCommitID: id, Entries: o.details}
+		}
+	}
+	return resp, nil
+}
