@@ -1,8 +1,6 @@
 package ssp2
 
-import (
-	"encoding/binary"
-)
+import "encoding/binary"
 
 // Message is a whole message: every frame in wire order, END left out.
 type Message struct {
@@ -114,6 +112,16 @@ func DecodeMessage(b []byte) (*Message, error) {
 		m.Frames = append(m.Frames, f)
 		rest = rest[n:]
 	}
+}
+
+// DecodeRequest decodes a whole request message, as [DecodeMessage] does, into
+// its typed view.
+func DecodeRequest(b []byte) (*Request, error) {
+	m, err := DecodeMessage(b)
+	if err != nil {
+		return nil, err
+	}
+	return m.Request()
 }
 
 // AppendMessage appends a whole message, END included. It refuses frames that a
