@@ -121,10 +121,13 @@ func (t *transaction) admit(ctx context.Context) error {
 		}
 	}
 
-	var batch pgx.Batch
-	batch.Queue(pgtx.Begin)
-	queueAdmit(&batch, &params)
-	results := t.conn.SendBatch(ctx, &batch)
+	if err := t.prepare(ctx); err != nil {
+		return err
+	}
+	f := t.newFlush()
+	f.queue("beginning the push", pgtx.Begin)
+	f.queueAdmit(&params)
+	results := t.conn.SendBatch(ctx, &f.batch)
 	defer func() { _ = results.Close() }()
 	if _, err := results.Exec(); err != nil {
 		return fmt.Errorf("beginning the push: %w", err)
@@ -141,6 +144,25 @@ func (t *transaction) admit(ctx context.Context) error {
 		return fmt.Errorf("admitting the push: %w", err)
 	}
 	return t.read(&row, keys)
+}
+
+// prepare makes the statements of this push ready on the connection: a failed
+// transaction, in which a push may have to go on, refuses to prepare any.
+func (t *transaction) prepare(ctx context.Context) error {
+	conn := t.conn.Conn()
+	if err := pgtx.Prepare(ctx, conn, statements...); err != nil {
+		return err
+	}
+	for _, c := range t.commits {
+		for i := range c.ops {
+			if table, ok := t.s.schema.Table(c.ops[i].Table); ok {
+				if err := pgtx.Prepare(ctx, conn, t.s.write[table.Index]); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // read takes over what admission returned.

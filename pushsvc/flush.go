@@ -30,14 +30,31 @@ type statement struct {
 	outcomes bool
 }
 
+// Statements of the push path besides transaction control and row writes.
+var (
+	pushAdmit          = pgtx.NewStatement(db.PushAdmit)
+	pushAppend         = pgtx.NewStatement(db.PushAppend)
+	pushRecordOutcomes = pgtx.NewStatement(db.PushRecordOutcomes)
+)
+
+// statements are those a connection must have ready before a push begins.
+var statements = []pgtx.Statement{
+	pgtx.Begin, pushAdmit, pgtx.Savepoint, pushAppend, pushRecordOutcomes, pgtx.Commit,
+	pgtx.RollbackTo, pgtx.Release,
+	pgtx.ProbeSavepoint, pgtx.CheckConstraints, pgtx.ProbeRollbackTo, pgtx.ProbeRelease,
+}
+
 // flush is one round trip: a batch of statements and what each is for.
 type flush struct {
+	conn       *pgx.Conn
 	batch      pgx.Batch
 	statements []statement
 }
 
-func (f *flush) queue(what, sql string, args ...any) {
-	f.batch.Queue(sql, args...)
+func (t *transaction) newFlush() *flush { return &flush{conn: t.conn.Conn()} }
+
+func (f *flush) queue(what string, s pgtx.Statement, args ...any) {
+	pgtx.Queue(&f.batch, f.conn, s, args...)
 	f.statements = append(f.statements, statement{what: what, op: -1})
 }
 
@@ -49,29 +66,23 @@ func (t *transaction) flush(ctx context.Context, p *planned, last bool) (*statem
 	if len(p.applied) == 0 && !last {
 		return nil, nil // recorded with the next flush
 	}
-	var f flush
+	f := t.newFlush()
 	if t.savepoint == savepointAborted {
-		if len(p.applied) > 0 {
-			if err := t.takeBack(ctx); err != nil {
-				return nil, err
-			}
-		} else {
-			f.queue("taking back a refused commit", pgtx.RollbackTo)
-		}
+		f.queue("taking back a refused commit", pgtx.RollbackTo)
 	}
 	outcomes := slices.Clone(t.rejected)
 	if len(p.applied) > 0 {
 		if t.savepoint == noSavepoint {
 			f.queue("setting the savepoint", pgtx.Savepoint)
 		}
-		t.queueWrites(&f, p.applied)
-		t.queueAppend(&f, p.applied)
+		t.queueWrites(f, p.applied)
+		t.queueAppend(f, p.applied)
 		for i := range p.applied {
 			outcomes = append(outcomes, p.applied[i].commit)
 		}
 	}
 	if len(outcomes) > 0 {
-		if err := t.queueOutcomes(&f, outcomes); err != nil {
+		if err := t.queueOutcomes(f, outcomes); err != nil {
 			return nil, err
 		}
 	}
@@ -81,7 +92,7 @@ func (t *transaction) flush(ctx context.Context, p *planned, last bool) (*statem
 		f.queue("releasing the savepoint", pgtx.Release)
 	}
 
-	stood, failed, err := t.run(ctx, &f)
+	stood, failed, err := t.run(ctx, f)
 	if err != nil {
 		if failed != nil && (len(p.applied) > 0 || t.savepoint != noSavepoint) {
 			t.savepoint = savepointAborted
@@ -100,17 +111,6 @@ func (t *transaction) flush(ctx context.Context, p *planned, last bool) (*statem
 		c.outcome = storedOutcome(row.Status, row.CommitSeq, row.Results, row.Details)
 	}
 	return nil, nil
-}
-
-// takeBack rolls back to the savepoint in a round trip of its own: a connection
-// that meets a statement for the first time prepares it before the batch runs,
-// and in a failed transaction that is refused.
-func (t *transaction) takeBack(ctx context.Context) error {
-	if _, err := t.conn.Exec(ctx, pgtx.RollbackTo, pgx.QueryExecModeSimpleProtocol); err != nil {
-		return fmt.Errorf("taking back a refused commit: %w", err)
-	}
-	t.savepoint = savepointSet
-	return nil
 }
 
 // run sends a flush and reads its answers. stood holds outcomes that were recorded
@@ -145,26 +145,23 @@ func (t *transaction) run(ctx context.Context, f *flush) (stood []db.PushRecordO
 // search runs the operations of a refused commit one by one, each with its own
 // entry of the log, and returns the first that fails.
 func (t *transaction) search(ctx context.Context, c *appliedCommit) (int, error) {
-	if err := t.takeBack(ctx); err != nil {
-		return 0, err
-	}
-	defer func() { t.savepoint = savepointAborted }()
-	var f flush
+	f := t.newFlush()
+	f.queue("taking back a refused commit", pgtx.RollbackTo)
 	for i := range c.changes {
 		ch := &c.changes[i]
 		from := len(f.statements)
-		t.queueRows(&f, ch.table, []*change{ch})
+		t.queueRows(f, ch.table, []*change{ch})
 		f.queue("probing", pgtx.ProbeSavepoint)
 		if t.admitted.modeOf[ch.table.Name] == modeSingle {
 			f.queue("checking constraints", pgtx.CheckConstraints)
 		}
-		t.queueAppend(&f, []appliedCommit{{c.commit, c.changes[i : i+1]}})
+		t.queueAppend(f, []appliedCommit{{c.commit, c.changes[i : i+1]}})
 		f.queue("probing", pgtx.ProbeRollbackTo)
 		for k := from; k < len(f.statements); k++ {
 			f.statements[k].op = ch.opIndex
 		}
 	}
-	_, failed, err := t.run(ctx, &f)
+	_, failed, err := t.run(ctx, f)
 	switch {
 	case err == nil:
 		// Each passes alone and all together do not: nobody is to blame but the
@@ -176,8 +173,8 @@ func (t *transaction) search(ctx context.Context, c *appliedCommit) (int, error)
 	return 0, err
 }
 
-func queueAdmit(b *pgx.Batch, p *db.PushAdmitParams) {
-	b.Queue(db.PushAdmit, p.Partition, p.Now, p.ClientIds, p.CommitClients, p.CommitIds, p.Tables, p.RowIds)
+func (f *flush) queueAdmit(p *db.PushAdmitParams) {
+	f.queue("admitting the push", pushAdmit, p.Partition, p.Now, p.ClientIds, p.CommitClients, p.CommitIds, p.Tables, p.RowIds)
 }
 
 // queueOutcomes records outcomes, and the client if this is the first of it.
@@ -201,7 +198,7 @@ func (t *transaction) queueOutcomes(f *flush, commits []*commit) error {
 	if t.admitted.actor == "" && !t.bound {
 		p.NewClients, p.NewActors = []string{t.req.ClientID}, []string{t.req.Actor}
 	}
-	f.queue("recording outcomes", db.PushRecordOutcomes, p.Partition, p.Now, p.ClientIds, p.CommitIds, p.Statuses,
+	f.queue("recording outcomes", pushRecordOutcomes, p.Partition, p.Now, p.ClientIds, p.CommitIds, p.Statuses,
 		p.CommitSeqs, p.Results, p.Details, p.OutcomeIds, p.NewClients, p.NewActors)
 	f.statements[len(f.statements)-1].outcomes = true
 	return nil
@@ -270,7 +267,7 @@ func (t *transaction) queueAppend(f *flush, commits []appliedCommit) {
 			p.ClearedRows = append(p.ClearedRows, key.id)
 		}
 	}
-	f.queue("appending to the log", db.PushAppend, p.Partition, p.BaseSeq, p.Now, p.WriterVersion,
+	f.queue("appending to the log", pushAppend, p.Partition, p.BaseSeq, p.Now, p.WriterVersion,
 		p.ClientIds, p.CommitIds, p.ActorIds, p.ChangeCounts,
 		p.ChangeCommits, p.ChangeIndexes, p.ChangeTables, p.ChangeRows, p.ChangeOps, p.ChangeVersions,
 		p.ChangePayloads, p.ChangeScopeSets, p.ScopeSets,

@@ -46,8 +46,8 @@ type Service struct {
 	maxOperations int
 	gate          *gate.Gate
 	log           *slog.Logger
-	writeSQL      []string // by Table.Index
-	stored        [][]int  // by Table.Index: schemaddl.StoredColumns
+	write         []pgtx.Statement // by Table.Index: schemaddl.WriteRowsSQL
+	stored        [][]int          // by Table.Index: schemaddl.StoredColumns
 
 	finishing sync.WaitGroup
 }
@@ -80,7 +80,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		s.log = slog.New(slog.DiscardHandler)
 	}
 	for _, t := range cfg.Schema.Tables {
-		s.writeSQL = append(s.writeSQL, schemaddl.WriteRowsSQL(t))
+		s.write = append(s.write, pgtx.NewStatement(schemaddl.WriteRowsSQL(t)))
 		s.stored = append(s.stored, schemaddl.StoredColumns(t))
 	}
 	return s, nil

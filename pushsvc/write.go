@@ -100,7 +100,7 @@ func (t *transaction) queueRows(f *flush, table *schema.Table, changes []*change
 	for _, ch := range changes {
 		w.add(table, ch)
 	}
-	f.queue("writing rows", t.s.writeSQL[table.Index], t.req.Partition, w.deleted, w.ids, w.versions, w.payloads, w.columns,
+	f.queue("writing rows", t.s.write[table.Index], t.req.Partition, w.deleted, w.ids, w.versions, w.payloads, w.columns,
 		w.texts, w.integers, w.floats, w.booleans, w.bytes)
 	if len(changes) == 1 {
 		f.statements[len(f.statements)-1].op = changes[0].opIndex

@@ -15,26 +15,25 @@ import (
 )
 
 // Transaction control statements.
-const (
+var (
 	// Begin opens a writing transaction in which every statement sees what was
 	// committed before it, whatever the session's defaults are.
-	Begin = "begin isolation level read committed, read write"
+	Begin = NewStatement("begin isolation level read committed, read write")
 	// BeginSnapshot opens a reading transaction of one snapshot.
-	BeginSnapshot = "begin isolation level repeatable read, read only"
-	Commit        = "commit"
-	Rollback      = "rollback"
+	BeginSnapshot = NewStatement("begin isolation level repeatable read, read only")
+	Commit        = NewStatement("commit")
 
-	Savepoint  = "savepoint syncpg_push"
-	RollbackTo = "rollback to savepoint syncpg_push"
-	Release    = "release savepoint syncpg_push"
+	Savepoint  = NewStatement("savepoint syncpg_push")
+	RollbackTo = NewStatement("rollback to savepoint syncpg_push")
+	Release    = NewStatement("release savepoint syncpg_push")
 
-	ProbeSavepoint  = "savepoint syncpg_probe"
-	ProbeRollbackTo = "rollback to savepoint syncpg_probe"
-	ProbeRelease    = "release savepoint syncpg_probe"
+	ProbeSavepoint  = NewStatement("savepoint syncpg_probe")
+	ProbeRollbackTo = NewStatement("rollback to savepoint syncpg_probe")
+	ProbeRelease    = NewStatement("release savepoint syncpg_probe")
 
 	// CheckConstraints runs every deferred check now. Between ProbeSavepoint and
 	// ProbeRollbackTo it leaves the constraints as deferred as they were.
-	CheckConstraints = "set constraints all immediate"
+	CheckConstraints = NewStatement("set constraints all immediate")
 )
 
 // giveBack is how long a rollback may take before the connection is dropped.
@@ -50,7 +49,7 @@ func Finish(ctx context.Context, conn *pgxpool.Conn) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBack)
 	defer cancel()
-	if _, err := conn.Exec(ctx, Rollback, pgx.QueryExecModeSimpleProtocol); err != nil {
+	if _, err := conn.Exec(ctx, "rollback", pgx.QueryExecModeSimpleProtocol); err != nil {
 		_ = conn.Conn().Close(ctx)
 	}
 }
