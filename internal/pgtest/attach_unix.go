@@ -28,14 +28,14 @@ const (
 	supervisorLock = "supervisor.lock" // exclusive: the supervisor
 	stateFile      = "cluster.json"    // how to reach the server; written by the supervisor
 	logFile        = "supervisor.log"  // what the supervisor and the server print
-	dataDirectory  = "data"            // the cluster
 
 	lockPause = 5 * time.Millisecond
 )
 
 // clusterState is the content of the state file.
 type clusterState struct {
-	DSN string
+	DSN string // of the maintenance database
+	PID int    // of the supervisor
 }
 
 // attach takes a place among the users of the shared server, for the rest of this process's life, and returns the
@@ -187,8 +187,17 @@ func repositoryRoot() (string, error) {
 // stateDirectory is the directory through which the processes of this user find the server of a repository. The account
 // that runs the server may pass through it, and only this user may write to it.
 func stateDirectory(root string) (string, error) {
-	digest := sha256.Sum256([]byte(root))
-	dir := filepath.Join(os.TempDir(), fmt.Sprintf("syncpg-pgtest-%d-%s", os.Getuid(), hex.EncodeToString(digest[:6])))
+	return privateDirectory(filepath.Join(os.TempDir(), directoryName(root)))
+}
+
+// directoryName is a name that belongs to this user and a path.
+func directoryName(path string) string {
+	digest := sha256.Sum256([]byte(path))
+	return fmt.Sprintf("syncpg-pgtest-%d-%s", os.Getuid(), hex.EncodeToString(digest[:6]))
+}
+
+// privateDirectory makes a directory that belongs to this user.
+func privateDirectory(dir string) (string, error) {
 	if err := os.Mkdir(dir, 0o711); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
 	}

@@ -17,6 +17,11 @@ import (
 // allowed to create databases.
 const EnvDatabaseURL = "SYNCPG_TEST_DATABASE_URL"
 
+// EnvLinger names the environment variable that says how long the shared server is kept when nobody uses it, such as
+// "10m". Default: ten seconds, since between two packages of one run there may be no user for a moment. It counts for a
+// server that is not running yet.
+const EnvLinger = "SYNCPG_TEST_LINGER"
+
 // startTimeout bounds the wait for the shared server, the download of a container image included.
 const startTimeout = 5 * time.Minute
 

@@ -27,7 +27,10 @@ const (
 	leftoverAge    = 24 * time.Hour
 )
 
-const defaultMaxConns = 4
+const (
+	defaultMaxConns = 4
+	sessionGrace    = 50 * time.Millisecond
+)
 
 // Options says what a database holds and how the test talks to it. The zero value gives a migrated database.
 type Options struct {
@@ -137,6 +140,13 @@ func closePool(ctx context.Context, pool *pgxpool.Pool) error {
 
 func (c *Cluster) drop(ctx context.Context, name string) error {
 	err := c.admin(ctx, func(conn *pgx.Conn) error {
+		// Sessions end a moment after their connections; the server would look again only after a tenth of a second.
+		graceCtx, cancel := context.WithTimeout(ctx, sessionGrace)
+		defer cancel()
+		_ = WaitFor(graceCtx, conn, `select not exists (select from pg_stat_activity where datname = $1)`, name)
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		_, err := conn.Exec(ctx, `drop database if exists `+quote(name)+` with (force)`)
 		return err
 	})

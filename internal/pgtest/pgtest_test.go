@@ -12,12 +12,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/syncpg/syncpg/internal/pgtest"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func scan[T any](t *testing.T, db pgtest.Querier, sql string, args ...any) T {
 	t.Helper()

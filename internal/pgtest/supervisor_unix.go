@@ -4,6 +4,7 @@ package pgtest
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,10 +26,12 @@ const (
 	envRoot      = "SYNCPG_PGTEST_ROOT"      // root of the repository
 
 	supervisorReady = "ready"
-	// linger is how long a server without users is kept: between two packages of one run there may be none for a moment.
-	linger      = 10 * time.Second
-	lookPeriod  = 250 * time.Millisecond
-	stopTimeout = 30 * time.Second
+	defaultLinger   = 10 * time.Second
+	lookPeriod      = 100 * time.Millisecond
+	stopTimeout     = 30 * time.Second
+
+	memoryDirectory = "/dev/shm"
+	memoryNeeded    = 4 << 30 // bytes
 )
 
 // A supervisor has no main function of its own: it has to be a copy of whatever program needs a server first.
@@ -37,7 +40,11 @@ func init() {
 	if dir == "" {
 		return
 	}
-	if err := supervise(dir, os.Getenv(envRoot)); err != nil {
+	linger, err := time.ParseDuration(cmp.Or(os.Getenv(EnvLinger), defaultLinger.String()))
+	if err == nil {
+		err = supervise(dir, os.Getenv(envRoot), linger)
+	}
+	if err != nil {
 		fmt.Println(err)
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -52,7 +59,7 @@ var testSettings = map[string]string{
 	"max_locks_per_transaction": "128",
 	"wal_level":                 "minimal",
 	"max_wal_senders":           "0",
-	"max_wal_size":              "4GB",
+	"max_wal_size":              "512MB",
 	"checkpoint_timeout":        "1h",
 	"log_checkpoints":           "off",
 	"timezone":                  "Asia/Kathmandu", // not UTC, and not a whole hour from it: an assumption shows
@@ -60,7 +67,7 @@ var testSettings = map[string]string{
 
 // supervise runs the server until it has had no user for a while. It prints one line: that the server is ready, or why
 // there is none.
-func supervise(dir, root string) error {
+func supervise(dir, root string, linger time.Duration) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	signal.Ignore(syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
@@ -73,29 +80,57 @@ func supervise(dir, root string) error {
 		return err
 	}
 	defer func() { _ = lock.Close() }()
-	if err := removeRemains(startCtx, dir); err != nil {
-		return err
-	}
-	server, err := startServer(startCtx, dir, root)
+	data, err := dataDirectory(dir)
 	if err != nil {
 		return err
 	}
-	if err := writeState(dir, clusterState{DSN: server.dsn}); err != nil {
+	if err := removeRemains(startCtx, dir, data); err != nil {
+		return err
+	}
+	if data, err = dataDirectory(dir); err != nil {
+		return err
+	}
+	server, err := startServer(startCtx, data, root)
+	if err != nil {
+		return err
+	}
+	if err := writeState(dir, clusterState{DSN: server.dsn, PID: os.Getpid()}); err != nil {
 		return errors.Join(err, server.stop())
 	}
 	fmt.Println(supervisorReady)
 	if err := os.Stdout.Close(); err != nil {
 		return errors.Join(err, server.stop())
 	}
-	users := awaitUnused(ctx, dir, server.done)
+	users := awaitUnused(ctx, dir, linger, server.done)
 	// From here to the end of this process nobody becomes a user.
 	defer func() { _ = users.Close() }()
-	return errors.Join(server.stop(), removeRemains(context.WithoutCancel(ctx), dir))
+	return errors.Join(server.stop(), removeRemains(context.WithoutCancel(ctx), dir, data))
+}
+
+// dataDirectory is where the cluster goes: into memory if there is room. Making a database is making some hundred small
+// files, which costs six times as much on a disk's file system.
+func dataDirectory(dir string) (string, error) {
+	if available(memoryDirectory) >= memoryNeeded {
+		var err error
+		if dir, err = privateDirectory(filepath.Join(memoryDirectory, directoryName(dir))); err != nil {
+			return "", err
+		}
+	}
+	return filepath.Join(dir, "data"), nil
+}
+
+// available returns the free bytes of a file system; 0 if there is no such directory.
+func available(dir string) uint64 {
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(dir, &fs); err != nil {
+		return 0
+	}
+	return uint64(fs.Bavail) * uint64(fs.Bsize)
 }
 
 // awaitUnused returns with the users file locked when the server has had no user for the time of linger. It returns at
 // once when ctx ends or the server does.
-func awaitUnused(ctx context.Context, dir string, done <-chan struct{}) *os.File {
+func awaitUnused(ctx context.Context, dir string, linger time.Duration, done <-chan struct{}) *os.File {
 	tick := time.NewTicker(lookPeriod)
 	defer tick.Stop()
 	idleSince := time.Now()
@@ -121,14 +156,17 @@ func awaitUnused(ctx context.Context, dir string, done <-chan struct{}) *os.File
 
 // removeRemains removes the state file and the data, of this supervisor or of one that was killed, and ends the server that such a
 // one left.
-func removeRemains(ctx context.Context, dir string) error {
-	data := filepath.Join(dir, dataDirectory)
+func removeRemains(ctx context.Context, dir, data string) error {
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
 	if err := os.Remove(filepath.Join(dir, stateFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	return errors.Join(devpg.StopLeftover(ctx, data), os.RemoveAll(data))
+	err := errors.Join(devpg.StopLeftover(ctx, data), os.RemoveAll(data))
+	if parent := filepath.Dir(data); parent != dir {
+		err = errors.Join(err, os.Remove(parent))
+	}
+	return err
 }
 
 // server is a server that the supervisor runs.
@@ -139,9 +177,9 @@ type server struct {
 }
 
 // startServer starts a server from the machine's binaries, or else in a container.
-func startServer(ctx context.Context, dir, root string) (server, error) {
+func startServer(ctx context.Context, data, root string) (server, error) {
 	s, err := devpg.Start(ctx, devpg.Options{
-		DataDir:     filepath.Join(dir, dataDirectory),
+		DataDir:     data,
 		Port:        -1,
 		ExtraConfig: testSettings,
 		Logger:      slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})),

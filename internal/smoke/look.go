@@ -1,0 +1,142 @@
+package smoke
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+
+	"github.com/syncpg/syncpg/internal/client"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// notReadyError is a server that says it cannot serve.
+type notReadyError struct{ failed []string }
+
+func (e *notReadyError) Error() string {
+	if len(e.failed) == 0 {
+		return "the server says that it is not ready"
+	}
+	return "the server says that it is not ready: " + strings.Join(e.failed, "; ")
+}
+
+// maxReadyBody bounds what is read of an answer to GET /readyz.
+const maxReadyBody = 64 << 10
+
+// checkReady asks GET /readyz. A server without that route passes.
+func checkReady(ctx context.Context, o Options) (string, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, o.URL+"/readyz", nil)
+	if err != nil {
+		return "", fmt.Errorf("make the request: %w", err)
+	}
+	for name, values := range o.Header {
+		r.Header[name] = values
+	}
+	res, err := o.HTTP.Do(r)
+	if err != nil {
+		return "", err
+	}
+	defer res.Body.Close()
+	var body struct {
+		Checks []struct{ Name, Status, Help string }
+	}
+	text, err := io.ReadAll(io.LimitReader(res.Body, maxReadyBody))
+	if err != nil {
+		return "", fmt.Errorf("read the answer: %w", err)
+	}
+	isJSON := json.Unmarshal(text, &body) == nil
+	switch {
+	case res.StatusCode == http.StatusOK:
+		return "", nil
+	case res.StatusCode == http.StatusServiceUnavailable && isJSON:
+		e := &notReadyError{}
+		for _, c := range body.Checks {
+			if c.Status != "ok" {
+				e.failed = append(e.failed, strings.TrimSpace(c.Name+" "+c.Status+" "+c.Help))
+			}
+		}
+		return "", e
+	case res.StatusCode == http.StatusNotFound, res.StatusCode == http.StatusMethodNotAllowed:
+		return "not asked: there is no /readyz here", nil
+	}
+	return "", &client.StatusError{
+		URL: r.URL.Redacted(), Status: res.StatusCode, ContentType: res.Header.Get("Content-Type"),
+		Body: strings.TrimSpace(string(text[:min(len(text), 200)])),
+	}
+}
+
+// whatToLookAt proposes what to do about a failed step.
+func whatToLookAt(err error) string {
+	var (
+		server   *client.ServerError
+		status   *client.StatusError
+		floor    *client.FloorError
+		revoked  *client.RevokedError
+		outcome  *OutcomeError
+		network  *net.OpError
+		record   tls.RecordHeaderError
+		notReady *notReadyError
+		dns      *net.DNSError
+	)
+	switch {
+	case errors.As(err, &notReady):
+		return "run `syncpg migrate status` and `syncpg schema check` against the server's database, and read the server's log"
+	case errors.As(err, &floor):
+		return "give the schema that the server serves with --schema FILE"
+	case errors.As(err, &revoked):
+		return "the actor may not read these scopes: give values it is allowed with --scope VARIABLE=VALUE, or another token"
+	case errors.As(err, &server):
+		return lookAtCode(server.Code)
+	case errors.As(err, &outcome):
+		for _, r := range outcome.Got.Results {
+			if r.Code != "" {
+				return lookAtCode(ssp2.Code(r.Code))
+			}
+		}
+	case errors.As(err, &status) && status.Status == http.StatusNotFound:
+		return "--url is the address that the server is mounted at, without /sync; is a path prefix missing or too much?"
+	case errors.As(err, &status) && (status.Status == http.StatusUnauthorized || status.Status == http.StatusForbidden):
+		return "something in front of the server refuses the request: give what it asks for with --token or --header"
+	case errors.As(err, &status):
+		return "something else than a sync server answers at this address, perhaps a proxy: look at its log and at what is behind it"
+	case errors.As(err, &record):
+		return "the address does not speak TLS: use http:// instead of https://"
+	case errors.As(err, &dns):
+		return "the host name of --url is not known: is it spelt right?"
+	case errors.As(err, &network):
+		return "is the server running, and is this its address? `syncpg dev` starts one on http://127.0.0.1:8787"
+	case errors.Is(err, context.DeadlineExceeded):
+		return "the server is slow or hangs: look at its log and at pg_stat_activity, or allow more with --timeout"
+	case errors.Is(err, client.ErrProtocol):
+		return "this is a fault of the server, or of a proxy that changes answers: compare its version with this one's and report it"
+	}
+	return ""
+}
+
+func lookAtCode(code ssp2.Code) string {
+	switch code {
+	case ssp2.CodeAuthRequired:
+		return "the server does not accept the credentials: give others with --token or --header"
+	case ssp2.CodeForbidden, ssp2.CodeScopeRevoked:
+		return "the actor may not write these scopes: give values it is allowed with --scope VARIABLE=VALUE, or another token"
+	case ssp2.CodeUnknownTable, ssp2.CodeSchemaMismatch, ssp2.CodeInvalidSubscription:
+		return "the server serves another schema: give the same with --schema FILE"
+	case ssp2.CodeSchemaNotReady:
+		return "run `syncpg schema check` against the server's database"
+	case ssp2.CodeVersionConflict:
+		return "a row of this id is already there: an earlier run with the same --scope may not have finished"
+	case ssp2.CodeConstraintViolation:
+		return "a constraint of the database refuses made-up values: choose a table without it with --table"
+	case ssp2.CodeClientWireUnsupported:
+		return "the server does not serve this wire version for the partition"
+	}
+	if info, ok := ssp2.Lookup(code); !ok || info.Category == ssp2.CategoryInternal {
+		return "the server's log has the cause"
+	}
+	return ""
+}
