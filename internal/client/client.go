@@ -184,8 +184,8 @@ func (c *Client) Pull(ctx context.Context) (Progress, error) {
 	return a.progress, nil
 }
 
-// maxRounds ends a CatchUp that makes no progress: the busiest server is caught up with before.
-const maxRounds = 10_000
+// maxRounds ends a CatchUp that a faulty server would keep going for ever.
+const maxRounds = 1000
 
 // CatchUp pulls until every subscription is bootstrapped and a round has brought nothing new.
 func (c *Client) CatchUp(ctx context.Context) (Progress, error) {

@@ -2,7 +2,6 @@ package smoke
 
 import (
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -79,7 +78,6 @@ func whatToLookAt(err error) string {
 		revoked  *client.RevokedError
 		outcome  *OutcomeError
 		network  *net.OpError
-		record   tls.RecordHeaderError
 		notReady *notReadyError
 		dns      *net.DNSError
 	)
@@ -104,7 +102,7 @@ func whatToLookAt(err error) string {
 		return "something in front of the server refuses the request: give what it asks for with --token or --header"
 	case errors.As(err, &status):
 		return "something else than a sync server answers at this address, perhaps a proxy: look at its log and at what is behind it"
-	case errors.As(err, &record):
+	case errors.Is(err, http.ErrSchemeMismatch):
 		return "the address does not speak TLS: use http:// instead of https://"
 	case errors.As(err, &dns):
 		return "the host name of --url is not known: is it spelt right?"

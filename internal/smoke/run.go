@@ -295,10 +295,11 @@ type update struct {
 func (p *pass) update(r row, base int64, columns ...int) update {
 	present := ssp2.NewBitmap(len(r.values))
 	present.Set(r.table.PrimaryKey)
-	values := slices.Clone(p.want.row(r).Values)
+	stored := p.want.row(r).Values
+	values := slices.Clone(stored)
 	for _, c := range columns {
 		present.Set(c)
-		values[c] = p.maker.other(&r.table.Columns[c], values[c])
+		values[c] = p.maker.other(&r.table.Columns[c], stored[c])
 	}
 	return update{ssp2.Operation{
 		Table: r.table.Name, RowID: r.id, Op: ssp2.OpUpsert, BaseVersion: &base, Payload: p.payload(r, present, values),
