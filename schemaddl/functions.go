@@ -18,7 +18,7 @@ const probing = "set enable_seqscan = off\nset enable_hashjoin = off\nset enable
 // functions returns the statements that create or replace the generated
 // functions, with their comments and grants.
 func functions(s *schema.Schema, appSchema string) []string {
-	statements := slices.Concat(prefetchRows(s, appSchema), tableModes(s, appSchema))
+	statements := slices.Concat(prefetchRows(s, appSchema), tableModes(s, appSchema), scanRows(s, appSchema))
 	for _, t := range s.Tables {
 		statements = append(statements, writeRows(t, appSchema)...)
 		if t.Materialize {

@@ -1,0 +1,270 @@
+-- The pull path in SQL: gate, commit windows, first pages, client record.
+-- Why: a pull is one flush of calls to these functions inside one REPEATABLE READ
+--   transaction, so that horizon, log and rows are one snapshot; a second,
+--   autonomous call records what the client was answered, when that changed.
+-- Locks: none (new functions). Duration: milliseconds.
+-- breaking: no
+--
+-- SQLSTATEs raised, of class SY (003_push.sql has the others):
+--   SY004  a scan by scope was asked for without a scope value
+--
+-- The functions that read many subscriptions decide by themselves which of them are
+-- in range, since the caller learns horizon and newest commit in the same flush.
+-- What they return is bounded: the bytes of a window or page, and the bytes of all
+-- after which no further subscription is begun. Each subscription that was read
+-- ends with one row whose row_id is NULL; one without such a row was not read.
+--
+-- Their plans are generic and pinned to indexes for the reason that 003_push.sql
+-- gives. What must not be reordered is a subquery with ORDER BY or LIMIT, which the
+-- planner does not merge into its surroundings.
+
+create function syncpg.sync_read_pull_gate(p_partition text, p_client_id text, p_subscriptions_digest bytea)
+returns table (
+  log_epoch text, epoch_required boolean,
+  schema_version integer, pending_projection text,
+  max_commit_seq bigint, horizon_seq bigint,
+  client_actor text, client_wire_version smallint, client_cursor bigint,
+  same_subscriptions boolean, client_updated_at_ms bigint)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+begin
+  select r.log_epoch, r.epoch_required
+    into sync_read_pull_gate.log_epoch, sync_read_pull_gate.epoch_required
+    from syncpg.sync_partition_registry as r
+   where r.partition = p_partition;
+
+  select p.max_commit_seq, p.horizon_seq
+    into sync_read_pull_gate.max_commit_seq, sync_read_pull_gate.horizon_seq
+    from syncpg.sync_partitions as p
+   where p.partition = p_partition;
+
+  select m.schema_version into sync_read_pull_gate.schema_version
+    from syncpg.sync_schema_meta as m where m.partition = '';
+
+  select b.name into pending_projection
+    from syncpg.sync_backfill_checkpoints as b
+   where b.partition = p_partition
+     and b.schema_version = sync_read_pull_gate.schema_version
+     and b.state <> 'activated'
+   order by b.name limit 1;
+
+  select c.actor_id, c.wire_version, c.cursor,
+         c.subscriptions is not null and sha256(convert_to(c.subscriptions, 'UTF8')) = p_subscriptions_digest,
+         c.updated_at_ms
+    into client_actor, client_wire_version, client_cursor, same_subscriptions, client_updated_at_ms
+    from syncpg.sync_clients as c
+   where c.partition = p_partition and c.client_id = p_client_id;
+  return next;
+end
+$$;
+comment on function syncpg.sync_read_pull_gate(text, text, bytea) is
+  'What a pull has to know before it answers, always one row: the serve gate (epoch, schema version, first projection not activated), newest commit and horizon, and the client''s record, its subscription list compared by SHA-256. Columns of what does not exist are NULL. Takes no locks.';
+
+create function syncpg.sync_read_windows(
+  p_partition text, p_tables text[], p_scopes text[], p_cursors bigint[],
+  p_limit integer, p_window_bytes bigint, p_max_bytes bigint)
+returns table (
+  ord integer, commit_seq bigint, created_at_ms bigint, actor_id text,
+  row_id text, op smallint, row_version bigint, scopes text[], payload bytea)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+  v_max     bigint;
+  v_horizon bigint;
+  v_total   bigint := 0;  -- payload bytes of all windows
+  v_sub     record;
+  v_keys    jsonb;        -- variable=value of all variables, as keys
+  v_from    bigint;       -- commits up to here have been looked for
+  v_bound   bigint;       -- and up to here their list is complete
+  v_seqs    bigint[];
+  v_open    bigint;       -- the commit being returned
+  v_last    bigint;       -- the newest one returned whole
+  v_rows    integer;
+  v_bytes   bigint;
+begin
+  select p.max_commit_seq, p.horizon_seq into v_max, v_horizon
+    from syncpg.sync_partitions as p where p.partition = p_partition;
+
+  for v_sub in
+    select u.ord, u.table_name, j.scopes, u.cursor, d.variables, d.unscoped, k.driving,
+           exists (
+             select 1
+               from unnest(k.driving) as s(scope_key)
+               cross join lateral (
+                 select 1
+                   from syncpg.sync_change_scopes as x
+                  where x.partition = p_partition and x.table_name = u.table_name and x.scope_key = s.scope_key
+                    and x.commit_seq > u.cursor and x.commit_seq <= v_max
+                  limit 1
+               ) as x
+           ) as any_commit
+      from unnest(p_tables, p_scopes, p_cursors) with ordinality as u(table_name, scopes, cursor, ord)
+      cross join lateral (select u.scopes::jsonb as scopes offset 0) as j
+      cross join lateral (
+        select count(*) as variables, min(s.variable collate "C") as driver, bool_or(jsonb_array_length(s.list) = 0) as unscoped
+          from jsonb_each(j.scopes) as s(variable, list)
+      ) as d
+      cross join lateral (
+        select array(select d.driver || '=' || s.value from jsonb_array_elements_text(j.scopes -> d.driver) as s(value)) as driving
+      ) as k
+     where u.cursor >= v_horizon and u.cursor < v_max
+     order by u.ord
+  loop
+    exit when v_total >= p_max_bytes;
+    if coalesce(v_sub.unscoped, true) then
+      raise exception 'a window needs a scope' using errcode = 'SY004';
+    end if;
+    ord := v_sub.ord;
+    v_from := case when v_sub.any_commit then v_sub.cursor else v_max end;
+    v_last := v_from;
+    v_open := null;
+    v_rows := 0;
+    v_bytes := 0;
+    v_keys := null;
+
+    <<reading>>
+    while v_from < v_max loop
+      -- The next commits under each key, as many as can be needed. Where one key
+      -- has more, the others' commits beyond its last one have to wait.
+      with hits as materialized (
+        select h.seqs, case when cardinality(h.seqs) > p_limit then h.seqs[p_limit + 1] else v_max end as bound
+          from unnest(v_sub.driving) as k(scope_key)
+          cross join lateral (
+            select array(
+              select x.commit_seq
+                from syncpg.sync_change_scopes as x
+               where x.partition = p_partition and x.table_name = v_sub.table_name and x.scope_key = k.scope_key
+                 and x.commit_seq > v_from and x.commit_seq <= v_max
+               order by x.commit_seq
+               limit p_limit + 1) as seqs
+          ) as h
+      ), bound as materialized (
+        select min(h.bound) as seq from hits as h
+      )
+      select b.seq, array(select distinct s.seq from hits as h cross join lateral unnest(h.seqs) as s(seq)
+                           where s.seq <= b.seq order by s.seq)
+        into v_bound, v_seqs
+        from bound as b;
+      if v_keys is null then
+        select jsonb_object_agg(s.variable || '=' || v.value, 0) into v_keys
+          from jsonb_each(v_sub.scopes) as s(variable, list)
+          cross join lateral jsonb_array_elements_text(s.list) as v(value);
+      end if;
+
+      for commit_seq, created_at_ms, actor_id, row_id, op, row_version, scopes, payload in
+        select s.seq, k.created_at_ms, k.actor_id, c.row_id, c.op, c.row_version, c.scopes, c.payload
+          from unnest(v_seqs) with ordinality as s(seq, ord)
+          cross join lateral (
+            select y.created_at_ms, y.actor_id
+              from syncpg.sync_commits as y
+             where y.partition = p_partition and y.commit_seq = s.seq
+             limit 1
+          ) as k
+          cross join lateral (
+            select z.change_index, z.row_id, z.op, z.row_version, z.scopes, z.payload
+              from syncpg.sync_changes as z
+             where z.partition = p_partition and z.commit_seq = s.seq and z.table_name = v_sub.table_name
+               and v_keys ?| z.scopes
+               and (v_sub.variables = 1
+                    or (select count(*) from unnest(z.scopes) as e(scope_key) where v_keys ? e.scope_key) = v_sub.variables)
+             order by z.change_index
+          ) as c
+         order by s.ord, c.change_index
+      loop
+        if commit_seq is distinct from v_open then
+          v_last := coalesce(v_open, v_last);
+          v_open := commit_seq;
+          exit reading when v_rows >= p_limit or v_bytes >= p_window_bytes;
+        elsif v_rows >= p_limit and v_last > v_sub.cursor then
+          exit reading;
+        end if;
+        v_rows := v_rows + 1;
+        v_bytes := v_bytes + coalesce(octet_length(payload), 0);
+        return next;
+      end loop;
+      v_from := v_bound;
+      if v_from = v_max then
+        v_last := v_max;
+      end if;
+    end loop;
+
+    v_total := v_total + v_bytes;
+    commit_seq := v_last;
+    created_at_ms := null; actor_id := null; row_id := null; op := null;
+    row_version := null; scopes := null; payload := null;
+    return next;
+  end loop;
+end
+$$;
+comment on function syncpg.sync_read_windows(text, text[], text[], bigint[], integer, bigint, bigint) is
+  'The commit windows (§4.5) of the subscriptions i: changes of p_tables[i] after p_cursors[i] that match every variable of p_scopes[i] (a JSON object of variable to values, neither empty; SQLSTATE SY004), oldest first. Passed over: a cursor below the horizon, and one from the newest commit on, which has no window. A window ends before the commit that would make it hold over p_limit changes, or after the one that makes its payloads reach p_window_bytes; its first commit always comes whole. No window is begun after p_max_bytes. Each ends with a row whose row_id is NULL and whose commit_seq is the next cursor; changes returned of a commit above it are to be dropped. Takes no locks.';
+
+create function syncpg.sync_scan_rows(
+  p_partition text, p_tables text[], p_scopes text[], p_pins bigint[], p_firsts integer[], p_afters text[],
+  p_limit integer, p_page_bytes bigint, p_max_bytes bigint)
+returns table (ord integer, value_ord integer, row_id text, server_version bigint, payload bytea)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return;
+end
+$$;
+comment on function syncpg.sync_scan_rows(text, text[], text[], bigint[], integer[], text[], integer, bigint, bigint) is
+  'One bootstrap page (§4.7) of each subscription. Body generated from the installed schema: one branch per table and scope variable. Takes no locks.';
+
+create function syncpg.sync_record_client(
+  p_partition text, p_client_id text, p_actor_id text, p_wire_version smallint,
+  p_cursor bigint, p_subscriptions text, p_now bigint, p_relaxed boolean)
+returns text
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+  v_actor_id text;
+begin
+  if p_relaxed then
+    perform set_config('synchronous_commit', 'off', true);
+  end if;
+  insert into syncpg.sync_clients as c
+    (partition, client_id, actor_id, wire_version, cursor, subscriptions, created_at_ms, updated_at_ms)
+  values (p_partition, p_client_id, p_actor_id, p_wire_version, p_cursor, p_subscriptions, p_now, p_now)
+  on conflict (partition, client_id) do update
+     set wire_version = excluded.wire_version, cursor = excluded.cursor,
+         subscriptions = coalesce(excluded.subscriptions, c.subscriptions), updated_at_ms = excluded.updated_at_ms
+   where c.actor_id = excluded.actor_id
+  returning c.actor_id into v_actor_id;
+  if not found then
+    select c.actor_id into v_actor_id
+      from syncpg.sync_clients as c
+     where c.partition = p_partition and c.client_id = p_client_id;
+  end if;
+  return v_actor_id;
+end
+$$;
+comment on function syncpg.sync_record_client(text, text, text, smallint, bigint, text, bigint, boolean) is
+  'Records what a pull left of its client: wire version, cursor (§4.5), subscription list (§8.1; NULL keeps the stored one); binds a new client to the actor (§1.5). Returns the actor the client belongs to; nothing was written when that is another one. p_relaxed: losing this in a crash is harmless, so do not wait for the disk; call it in a transaction of its own then, which it turns synchronous_commit off for. Locks: the client''s row.';
+
+revoke execute on all functions in schema syncpg from public;
+insert into syncpg.sync_migrations (version, breaking) values (4, false);
+
+---- create above / drop below ----
+
+drop function syncpg.sync_record_client(text, text, text, smallint, bigint, text, bigint, boolean);
+drop function syncpg.sync_scan_rows(text, text[], text[], bigint[], integer[], text[], integer, bigint, bigint);
+drop function syncpg.sync_read_windows(text, text[], text[], bigint[], integer, bigint, bigint);
+drop function syncpg.sync_read_pull_gate(text, text, bytea);
+delete from syncpg.sync_migrations where version = 4;
