@@ -29,7 +29,7 @@ const (
 
 const (
 	defaultMaxConns = 4
-	sessionGrace    = 50 * time.Millisecond
+	sessionLooks    = 25
 )
 
 // Options says what a database holds and how the test talks to it. The zero value gives a migrated database.
@@ -140,11 +140,7 @@ func closePool(ctx context.Context, pool *pgxpool.Pool) error {
 
 func (c *Cluster) drop(ctx context.Context, name string) error {
 	err := c.admin(ctx, func(conn *pgx.Conn) error {
-		// Sessions end a moment after their connections; the server would look again only after a tenth of a second.
-		graceCtx, cancel := context.WithTimeout(ctx, sessionGrace)
-		defer cancel()
-		_ = WaitFor(graceCtx, conn, `select not exists (select from pg_stat_activity where datname = $1)`, name)
-		if err := ctx.Err(); err != nil {
+		if err := awaitSessions(ctx, conn, name); err != nil {
 			return err
 		}
 		_, err := conn.Exec(ctx, `drop database if exists `+quote(name)+` with (force)`)
@@ -152,6 +148,22 @@ func (c *Cluster) drop(ctx context.Context, name string) error {
 	})
 	if err != nil {
 		return fmt.Errorf("pgtest: drop database %s: %w", name, err)
+	}
+	return nil
+}
+
+// awaitSessions gives sessions time to end: they do a moment after their connections, and a server asked to drop the
+// database meanwhile looks again only after a tenth of a second.
+func awaitSessions(ctx context.Context, conn *pgx.Conn, database string) error {
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for range sessionLooks {
+		var gone bool
+		err := conn.QueryRow(ctx, `select not exists (select from pg_stat_activity where datname = $1)`, database).Scan(&gone)
+		if err != nil || gone {
+			return err
+		}
+		<-tick.C
 	}
 	return nil
 }

@@ -80,7 +80,7 @@ func TestSetup(t *testing.T) {
 	}
 	require.Equal(t, int32(2), runs.Load(), "without a key it runs in each database")
 
-	opts.TemplateKey = "app of TestSetup"
+	opts.TemplateKey = pgtest.New(t, pgtest.Options{Empty: true}).Name // a key that no earlier run of this binary had
 	for range 3 {
 		require.Equal(t, 6, scan[int](t, pgtest.New(t, opts).Pool, `select sum(v)::int from public.app`))
 	}
