@@ -1,0 +1,162 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/syncpg/syncpg"
+	"github.com/syncpg/syncpg/schema"
+	"github.com/syncpg/syncpg/schemaddl"
+	"github.com/syncpg/syncpg/scope"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// actorHeader names the authenticated actor of a protocol request.
+const actorHeader = "X-Syncpg-Actor"
+
+// instanceSpec is the body of a create request.
+type instanceSpec struct {
+	Schema     schemaSpec  `json:"schema"`
+	Partition  string      `json:"partition"`
+	NowMs      int64       `json:"nowMs"`
+	Limits     limitsSpec  `json:"limits"`
+	SignedURLs *signedSpec `json:"signedUrls"`
+	Leases     *leaseSpec  `json:"leases"`
+}
+
+// limitsSpec holds the limits a scenario sets; nil leaves the server's default.
+type limitsSpec struct {
+	MaxOperationsPerRequest *int   `json:"maxOperationsPerRequest"`
+	InlineSegmentMaxBytes   *int   `json:"inlineSegmentMaxBytes"`
+	MaxDeltaBytes           *int   `json:"maxDeltaBytes"`
+	SegmentTTLMs            *int64 `json:"segmentTtlMs"`
+	MaxPresenceBytes        *int   `json:"maxPresenceBytes"`
+}
+
+type signedSpec struct {
+	TTLSeconds *int64 `json:"ttlSeconds"`
+}
+
+type leaseSpec struct {
+	TTLMs int64 `json:"ttlMs"`
+}
+
+// check refuses what the server cannot do, rather than leave it out silently.
+func (s instanceSpec) check() error {
+	switch {
+	case s.Partition == "":
+		return badRequest("partition is missing")
+	case s.SignedURLs != nil:
+		return notSupported("signed URLs")
+	case s.Leases != nil:
+		return notSupported("leases")
+	case s.Limits.InlineSegmentMaxBytes != nil, s.Limits.SegmentTTLMs != nil:
+		return notSupported("external segments")
+	case s.Limits.MaxDeltaBytes != nil, s.Limits.MaxPresenceBytes != nil:
+		return notSupported("WebSockets")
+	}
+	return nil
+}
+
+// instance is one server under test with the database it works on.
+type instance struct {
+	id        string // also the name of its database
+	partition string
+	schema    *schema.Schema
+	clock     *clock
+	authority *authority
+	pool      *pgxpool.Pool
+	protocol  http.Handler // the server under test
+	handler   http.Handler // the protocol and what the host adds to it
+
+	// unreadable makes the next stored outcome that is looked up unreadable.
+	unreadable atomic.Bool
+}
+
+// path is the URL path under which the instance is served.
+func (i *instance) path() string { return "/instances/" + i.id }
+
+// open installs the schema in the instance's database and builds the server.
+func (i *instance) open(ctx context.Context, config *pgxpool.Config, limits limitsSpec) error {
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return fmt.Errorf("open the instance's database: %w", err)
+	}
+	i.pool = pool
+	if err := i.start(ctx, limits); err != nil {
+		pool.Close()
+		return err
+	}
+	return nil
+}
+
+func (i *instance) start(ctx context.Context, limits limitsSpec) error {
+	if err := schemaddl.Install(ctx, i.pool, i.schema, schemaddl.Options{Now: i.clock.now()}); err != nil {
+		return fmt.Errorf("install the schema: %w", err)
+	}
+	config := syncpg.Config{
+		Schema: i.schema,
+		Clock:  i.clock.now,
+		Authenticate: func(r *http.Request) (syncpg.Identity, error) {
+			return i.authenticate(r)
+		},
+		ResolveScopes: func(_ context.Context, request syncpg.ScopeRequest) (scope.Allowed, error) {
+			return i.authority.resolve(request.Actor)
+		},
+	}
+	if limits.MaxOperationsPerRequest != nil {
+		config.MaxOperations = *limits.MaxOperationsPerRequest
+	}
+	server, err := syncpg.New(i.pool, config)
+	if err != nil {
+		return fmt.Errorf("build the server: %w", err)
+	}
+	i.protocol = server.Handler()
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /sync", i.serveSync)
+	mux.Handle("/segments/", notImplemented("segment downloads"))
+	mux.Handle("/blobs/", notImplemented("blobs"))
+	mux.Handle("/realtime", notImplemented("WebSockets"))
+	mux.Handle("/", i.protocol)
+	i.handler = mux
+	return nil
+}
+
+func (i *instance) authenticate(r *http.Request) (syncpg.Identity, error) {
+	actor := r.Header.Get(actorHeader)
+	if actor == "" {
+		return syncpg.Identity{}, &ssp2.Error{
+			Code: "sync.auth_required", Message: "the header " + actorHeader + " is missing",
+		}
+	}
+	return syncpg.Identity{Actor: actor, Partition: i.partition}, nil
+}
+
+func notImplemented(what string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		writeError(w, notSupported(what))
+	})
+}
+
+// position is where the log of the instance's partition stands.
+type position struct {
+	maxCommitSeq int64
+	horizonSeq   int64
+}
+
+func (i *instance) position(ctx context.Context) (position, error) {
+	var p position
+	err := i.pool.QueryRow(ctx,
+		`select max_commit_seq, horizon_seq from syncpg.sync_partitions where partition = $1`, i.partition,
+	).Scan(&p.maxCommitSeq, &p.horizonSeq)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return position{}, fmt.Errorf("read the position of the log: %w", err)
+	}
+	return p, nil
+}
