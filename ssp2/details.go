@@ -106,63 +106,73 @@ func detailsError(format string, args ...any) error {
 // ParseDetails parses details as §6.3.1 bounds them. Unknown members, members
 // named twice and values over a limit are refused with a [*DetailsError].
 func ParseDetails(raw string) (Details, error) {
-	var d Details
 	doc := []byte(raw)
 	if !ValidJSON(doc) {
-		return d, detailsError("not a JSON document")
+		return Details{}, detailsError("not a JSON document")
 	}
 	members, ok := jsonObject(doc)
 	if !ok {
-		return d, detailsError("not an object")
+		return Details{}, detailsError("not an object")
 	}
+	var d Details
 	seen := make(map[string]bool, len(members))
 	for _, m := range members {
 		if seen[m.key] {
-			return d, detailsError("a member is named twice")
+			return Details{}, detailsError("a member is named twice")
 		}
 		seen[m.key] = true
-		switch m.key {
-		case "fieldPaths":
-			paths, isArray := jsonArray(m.value)
-			if !isArray || len(paths) == 0 {
-				return d, detailsError("fieldPaths is not a list of paths")
-			}
-			for _, path := range paths {
-				s, isString := jsonString(path)
-				if !isString {
-					return d, detailsError("fieldPaths is not a list of paths")
-				}
-				d.FieldPaths = append(d.FieldPaths, s)
-			}
-		case "reason":
-			if d.Reason, ok = jsonString(m.value); !ok || d.Reason == "" {
-				return d, detailsError("reason is not a token")
-			}
-		case "requiredAction":
-			if d.RequiredAction, ok = jsonString(m.value); !ok || d.RequiredAction == "" {
-				return d, detailsError("requiredAction is not a token")
-			}
-		case "references":
-			references, isObject := jsonObject(m.value)
-			if !isObject || len(references) == 0 {
-				return d, detailsError("references is not an object of strings")
-			}
-			d.References = make(map[string]string)
-			for _, r := range references {
-				s, isString := jsonString(r.value)
-				if _, twice := d.References[r.key]; !isString || twice {
-					return d, detailsError("references is not an object of strings with distinct keys")
-				}
-				d.References[r.key] = s
-			}
-		default:
-			return d, detailsError("a member is unknown")
+		if problem := d.set(m); problem != "" {
+			return Details{}, detailsError("%s", problem)
 		}
 	}
 	if _, err := d.JSON(); err != nil {
 		return Details{}, err
 	}
 	return d, nil
+}
+
+// set takes over one member. An empty value is a problem here, since an unset
+// one looks like it.
+func (d *Details) set(m jsonMember) string {
+	var ok bool
+	switch m.key {
+	case "fieldPaths":
+		paths, isArray := jsonArray(m.value)
+		if !isArray || len(paths) == 0 {
+			return "fieldPaths is not a list of paths"
+		}
+		for _, path := range paths {
+			s, isString := jsonString(path)
+			if !isString {
+				return "fieldPaths is not a list of paths"
+			}
+			d.FieldPaths = append(d.FieldPaths, s)
+		}
+	case "reason":
+		if d.Reason, ok = jsonString(m.value); !ok || d.Reason == "" {
+			return "reason is not a token"
+		}
+	case "requiredAction":
+		if d.RequiredAction, ok = jsonString(m.value); !ok || d.RequiredAction == "" {
+			return "requiredAction is not a token"
+		}
+	case "references":
+		references, isObject := jsonObject(m.value)
+		if !isObject || len(references) == 0 {
+			return "references is not an object of strings"
+		}
+		d.References = make(map[string]string, len(references))
+		for _, r := range references {
+			s, isString := jsonString(r.value)
+			if _, twice := d.References[r.key]; !isString || twice {
+				return "references is not an object of strings with distinct keys"
+			}
+			d.References[r.key] = s
+		}
+	default:
+		return "a member is unknown"
+	}
+	return ""
 }
 
 // NormalizeDetails checks details and returns them in their normal form: known

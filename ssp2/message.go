@@ -102,6 +102,9 @@ func DecodeMessage(b []byte) (*Message, error) {
 		if uint64(n) > uint64(len(rest)) {
 			return nil, invalid("the message is truncated: %v announces %d bytes, %d left", t, n, len(rest))
 		}
+		if err := rules.admit(t); err != nil {
+			return nil, err
+		}
 		f, err := decodeFrame(v, k, t, rest[:n:n])
 		if err != nil {
 			return nil, err
