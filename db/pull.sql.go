@@ -7,8 +7,6 @@ package db
 
 import (
 	"context"
-
-	"github.com/jackc/pgx/v5/pgtype"
 )
 
 const PullReadGate = `-- name: PullReadGate :one
@@ -162,8 +160,8 @@ type PullRecordClientParams struct {
 	ClientID      string
 	ActorID       string
 	WireVersion   int16
-	Cursor        pgtype.Int8
-	Subscriptions pgtype.Text
+	Cursor        *int64
+	Subscriptions *string
 	Now           int64
 	Relaxed       bool
 }
