@@ -1,0 +1,264 @@
+package pullsvc
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/syncpg/syncpg/schema"
+	"github.com/syncpg/syncpg/scope"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// Limits of PULL_HEADER (§4.2).
+const (
+	defaultChanges, maxChanges   = 1000, 1000
+	defaultPageRows, maxPageRows = 1000, 50000
+	defaultPages, maxPages       = 4, 50
+)
+
+const (
+	// pieceBytes is up to where small sections are sent together.
+	pieceBytes = 16 << 10
+	// maxReads is how often a subscription is read before the database is given up:
+	// once, and once more for a cursor that turns out to be from the future.
+	maxReads = 2
+)
+
+// Pull is a pull that has begun. It is for one goroutine.
+type Pull struct {
+	// Reset says that the partition's log epoch is not the request's: nothing was
+	// read, and LogEpoch is the one to take up (§2.1).
+	Reset    bool
+	LogEpoch string
+
+	s        *Service
+	req      Request
+	changes  int32 // limitCommits, clamped
+	pageRows int32 // limitSnapshotRows, clamped
+	subs     []*subscription
+	gate     gateRow // as of the newest read
+	list     []byte  // the subscription list for the client's record
+	digest   []byte  // SHA-256 of list
+}
+
+// mode is how a subscription is answered.
+type mode uint8
+
+const (
+	modeWindow mode = iota
+	modeBootstrap
+	modeReset
+	modeRevoked
+)
+
+// subscription is one subscription and what it is answered with.
+type subscription struct {
+	req       *ssp2.Subscription
+	table     *schema.Table
+	effective scope.Requested // nil when revoked
+	// scopes is the JSON of the effective scopes, without the values that no row
+	// can have; "" when that leaves a variable without any, so that no row matches.
+	scopes string
+	values []string // of the driving variable within scopes, in scan order
+	resume *token   // nil: none, or an unusable one
+	pages  int32    // how many more may be sent
+
+	mode mode
+	// answered says that frames, or page, holds all of the answer that fits.
+	answered bool
+	frames   []byte // SUB_START and what follows
+	next     int64  // nextCursor
+	pin      int64  // of a bootstrap
+	page     *page  // of a bootstrap, not sent yet
+}
+
+func clamp(v, preset, most int32) int32 {
+	if v == 0 {
+		return preset
+	}
+	return min(max(v, 1), most)
+}
+
+func (s *Service) newPull(req Request) *Pull {
+	p := &Pull{
+		s: s, req: req,
+		changes:  clamp(req.Header.LimitCommits, defaultChanges, maxChanges),
+		pageRows: clamp(req.Header.LimitSnapshotRows, defaultPageRows, maxPageRows),
+		subs:     make([]*subscription, len(req.Subscriptions)),
+		list:     subscriptionList(req.Subscriptions),
+	}
+	digest := sha256.Sum256(p.list)
+	p.digest = digest[:]
+	for i := range req.Subscriptions {
+		p.subs[i] = p.newSubscription(&req.Subscriptions[i])
+	}
+	return p
+}
+
+func (p *Pull) newSubscription(req *ssp2.Subscription) *subscription {
+	sub := &subscription{req: req, pages: clamp(p.req.Header.MaxSnapshotPages, defaultPages, maxPages)}
+	sub.table, _ = p.s.schema.Table(req.Table)
+	effective, active := p.req.Scopes.Grants.Effective(req.Scopes)
+	if !active {
+		sub.mode = modeRevoked
+		return sub
+	}
+	sub.effective = effective
+	sub.scopes, sub.values = matchable(sub.table, effective)
+	if req.BootstrapState != nil || req.Cursor < 0 {
+		sub.mode = modeBootstrap
+	}
+	if req.BootstrapState != nil {
+		if t, ok := parseToken(*req.BootstrapState, req.Table); ok {
+			sub.resume = &t
+		}
+	}
+	return sub
+}
+
+// matchable returns the scopes a row can have, as canonical JSON, and the values
+// of the first variable. A value that is not the text of any column value matches
+// nothing (§3.1).
+func matchable(t *schema.Table, effective scope.Requested) (scopes string, driving []string) {
+	kept := make(map[string][]string, len(effective))
+	for _, sc := range t.Scopes {
+		requested, ok := effective[sc.Variable]
+		if !ok {
+			continue
+		}
+		values := make([]string, 0, len(requested))
+		for _, value := range requested {
+			if _, ok := schema.ParseScopeText(t.Columns[sc.Column].Type, value); ok {
+				values = append(values, value)
+			}
+		}
+		if len(values) == 0 {
+			return "", nil
+		}
+		kept[sc.Variable] = values
+		if driving == nil {
+			driving = values
+		}
+	}
+	scopes = string(ssp2.AppendCanonicalScopes(nil, kept))
+	slices.SortFunc(driving, ssp2.CompareUTF16)
+	return scopes, driving
+}
+
+// Stream sends the answer to every subscription, in request order. emit is called
+// with one or more whole frames, which are valid only during the call, and should
+// pass them on at once; its error ends the stream. Errors are like those of
+// [Service.Begin]; whatever was emitted by then stays valid (§1.4).
+func (p *Pull) Stream(ctx context.Context, emit func(frames []byte) error) error {
+	out := &pieces{emit: emit}
+	for i, sub := range p.subs {
+		for reads := 0; !sub.answered; reads++ {
+			if reads == maxReads {
+				return errUnanswered(sub)
+			}
+			if err := out.flush(); err != nil {
+				return err
+			}
+			if err := p.read(ctx, p.subs[i:]); err != nil {
+				return fmt.Errorf("pulling: %w", err)
+			}
+			if p.Reset {
+				return errReplaced()
+			}
+		}
+		if err := p.send(ctx, out, sub); err != nil {
+			return err
+		}
+		p.subs[i] = nil
+	}
+	return out.flush()
+}
+
+// send sends what a subscription is answered with, reading further pages of a
+// bootstrap as it goes.
+func (p *Pull) send(ctx context.Context, out *pieces, sub *subscription) error {
+	if err := out.add(sub.frames); err != nil || sub.mode != modeBootstrap {
+		return err
+	}
+	for {
+		pg := sub.page
+		sub.page = nil
+		sub.pages--
+		frames := pg.inline
+		if p.external(pg) {
+			var err error
+			if err = out.flush(); err != nil {
+				return err
+			}
+			if frames, err = p.store(ctx, nil, sub, pg); err != nil {
+				return err
+			}
+		}
+		if err := out.add(frames); err != nil {
+			return err
+		}
+		if !pg.more || sub.pages == 0 {
+			end := &ssp2.SubEnd{NextCursor: sub.pin}
+			if pg.more {
+				end.BootstrapState = token{sub.pin, pg.next}.render(sub.table.Name)
+			}
+			trailer, err := p.frame(nil, end)
+			if err != nil {
+				return err
+			}
+			return out.add(trailer)
+		}
+		if err := out.flush(); err != nil {
+			return err
+		}
+		if err := p.readPage(ctx, sub, pg.next); err != nil {
+			return fmt.Errorf("pulling: %w", err)
+		}
+	}
+}
+
+// Close gives up what the pull holds. It may be called more than once.
+func (p *Pull) Close() { p.subs = nil }
+
+// frame appends a frame. An encoder's complaint is about the server's own data, so
+// its code must not reach the client.
+func (p *Pull) frame(dst []byte, f ssp2.Frame) ([]byte, error) {
+	dst, err := ssp2.AppendFrame(dst, p.req.WireVersion, f)
+	if err != nil {
+		return dst, encoding(err)
+	}
+	return dst, nil
+}
+
+func encoding(err error) error { return errors.New("encoding the response: " + err.Error()) }
+
+// pieces gathers small sections, so that many quiet subscriptions are one write.
+type pieces struct {
+	emit func([]byte) error
+	buf  []byte
+}
+
+func (o *pieces) add(frames []byte) error {
+	if len(o.buf)+len(frames) > pieceBytes {
+		if err := o.flush(); err != nil {
+			return err
+		}
+		if len(frames) > pieceBytes {
+			return o.emit(frames)
+		}
+	}
+	o.buf = append(o.buf, frames...)
+	return nil
+}
+
+func (o *pieces) flush() error {
+	if len(o.buf) == 0 {
+		return nil
+	}
+	err := o.emit(o.buf)
+	o.buf = o.buf[:0]
+	return err
+}

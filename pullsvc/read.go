@@ -1,0 +1,275 @@
+package pullsvc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/syncpg/syncpg/db"
+	"github.com/syncpg/syncpg/internal/gate"
+	"github.com/syncpg/syncpg/internal/pgtx"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// Statements of the pull path besides transaction control.
+var (
+	readGate    = pgtx.NewStatement(db.PullReadGate)
+	readWindows = pgtx.NewStatement(db.PullReadWindows)
+	scanRows    = pgtx.NewStatement(db.PullScanRows)
+
+	statements = []pgtx.Statement{pgtx.BeginSnapshot, readGate, readWindows, scanRows, pgtx.Commit}
+)
+
+// sqlStateUnscoped is raised for a scan without a scope (004_pull.sql).
+const sqlStateUnscoped = "SY004"
+
+var errPartitionUnknown = errors.New("the partition is not registered")
+
+// gateRow is what a pull knows of partition and client.
+type gateRow db.PullReadGateRow
+
+// sameCursor says that the client's record has this cursor, nil for none.
+func (g *gateRow) sameCursor(cursor *int64) bool {
+	if cursor == nil {
+		return g.ClientCursor < 0
+	}
+	return g.ClientCursor == *cursor
+}
+
+// pageTask asks for one page of a subscription.
+type pageTask struct {
+	sub  *subscription
+	from position
+	// pinned: the page follows one already sent, so it is read whatever the horizon
+	// has become.
+	pinned bool
+}
+
+// read reads gate and log in one round trip, and answers those of subs that are
+// not answered yet: all of them, or as many as fit in memory.
+func (p *Pull) read(ctx context.Context, subs []*subscription) error {
+	var windows []*subscription
+	var pages []pageTask
+	for _, sub := range subs {
+		switch {
+		case sub.answered || sub.scopes == "":
+		case sub.mode == modeWindow:
+			windows = append(windows, sub)
+		case sub.mode == modeBootstrap:
+			t := pageTask{sub: sub}
+			if sub.resume != nil {
+				t.from = sub.resume.at
+			}
+			pages = append(pages, t)
+		}
+	}
+	return p.flush(ctx, windows, pages, func() error {
+		bootstraps := false
+		for _, sub := range subs {
+			if sub.answered {
+				continue
+			}
+			if err := p.classify(ctx, sub); err != nil {
+				return err
+			}
+			bootstraps = bootstraps || sub.mode == modeBootstrap
+		}
+		if bootstraps && p.req.Header.Accept&ssp2.AcceptInlineRows == 0 && p.s.segments == nil {
+			return ssp2.Errorf(ssp2.CodeInvalidRequest, "a bootstrap needs accept bit 0: this server delivers rows segments inline only")
+		}
+		return nil
+	})
+}
+
+// readPage reads one more page of a bootstrap.
+func (p *Pull) readPage(ctx context.Context, sub *subscription, from position) error {
+	err := p.flush(ctx, nil, []pageTask{{sub: sub, from: from, pinned: true}}, func() error { return nil })
+	switch {
+	case err != nil:
+		return err
+	case p.Reset:
+		return errReplaced()
+	case sub.page == nil:
+		return errUnanswered(sub)
+	}
+	return nil
+}
+
+func errUnanswered(sub *subscription) error {
+	return fmt.Errorf("the database does not answer for the subscription %q", sub.req.ID)
+}
+
+func errReplaced() error {
+	return ssp2.Errorf(ssp2.CodeStorageStaleRead, "the partition's log was replaced while the response was being sent")
+}
+
+// flush is the one round trip. classify runs when the gate is known and before
+// what was read is looked at; not at all when the gate says reset.
+func (p *Pull) flush(ctx context.Context, windows []*subscription, pages []pageTask, classify func() error) error {
+	conn, err := p.s.pool.Acquire(ctx)
+	if err != nil {
+		return fmt.Errorf("waiting for a connection: %w", err)
+	}
+	defer pgtx.Finish(ctx, conn)
+	if err := pgtx.Prepare(ctx, conn.Conn(), statements...); err != nil {
+		return err
+	}
+	batch := &pgx.Batch{}
+	queue := func(s pgtx.Statement, args ...any) { pgtx.Queue(batch, conn.Conn(), s, args...) }
+	queue(pgtx.BeginSnapshot)
+	queue(readGate, p.req.Partition, p.req.ClientID, p.digest)
+	if len(windows) > 0 {
+		p.queueWindows(queue, windows)
+	}
+	if len(pages) > 0 {
+		p.queuePages(queue, pages)
+	}
+	queue(pgtx.Commit)
+
+	results := conn.SendBatch(ctx, batch)
+	defer func() { _ = results.Close() }() // a failure shows in what is read
+	if _, err := results.Exec(); err != nil {
+		return fmt.Errorf("beginning: %w", err)
+	}
+	if err := p.readGate(results); err != nil || p.Reset {
+		return err
+	}
+	if err := classify(); err != nil {
+		return err
+	}
+	if len(windows) > 0 {
+		if err := p.readWindows(results, windows); err != nil {
+			return fmt.Errorf("reading windows: %w", unscoped(err))
+		}
+	}
+	if len(pages) > 0 {
+		if err := p.readPages(results, pages); err != nil {
+			return fmt.Errorf("reading pages: %w", unscoped(err))
+		}
+	}
+	if _, err := results.Exec(); err != nil {
+		return fmt.Errorf("ending: %w", err)
+	}
+	return nil
+}
+
+// unscoped names the failure that a scan without a scope is (SEMANTICS §3).
+func unscoped(err error) error {
+	if pgtx.SQLState(err) != sqlStateUnscoped {
+		return err
+	}
+	return &ssp2.Error{Code: ssp2.CodeStorageScanRequiresScope, Message: "a scan by scope needs a scope", Err: err}
+}
+
+// readGate reads the gate and applies it.
+func (p *Pull) readGate(results pgx.BatchResults) error {
+	rows, err := results.Query()
+	if err != nil {
+		return fmt.Errorf("reading the gate: %w", err)
+	}
+	g, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[gateRow])
+	if err != nil {
+		return fmt.Errorf("reading the gate: %w", err)
+	}
+	if g.LogEpoch == "" {
+		return errPartitionUnknown
+	}
+	epoch := gate.Epoch{LogEpoch: g.LogEpoch, Required: g.EpochRequired}
+	p.s.gate.Note(p.req.Partition, epoch)
+	p.LogEpoch = epoch.LogEpoch
+	if p.Reset, err = gate.Decide(p.req.WireVersion, p.req.LogEpoch, epoch); err != nil || p.Reset {
+		return err
+	}
+	if err := gate.Ready(p.s.schema.Version, g.SchemaVersion, g.PendingProjection); err != nil {
+		return err
+	}
+	if g.ClientActor != "" && g.ClientActor != p.req.Actor {
+		return errOtherActor()
+	}
+	if g.MaxCommitSeq < max(p.req.AfterSeq, p.gate.MaxCommitSeq) {
+		return ssp2.Errorf(ssp2.CodeStorageStaleRead, "the database answers from before a commit that it has already accepted")
+	}
+	p.gate = g
+	return nil
+}
+
+// classify decides how a subscription is answered, now that horizon and newest
+// commit are known, and answers it where that needs no more reading.
+func (p *Pull) classify(ctx context.Context, sub *subscription) error {
+	cursor := sub.req.Cursor
+	if sub.mode == modeWindow {
+		switch {
+		case cursor < p.gate.HorizonSeq:
+			sub.mode = modeReset
+		case cursor > p.gate.MaxCommitSeq:
+			sub.mode = modeBootstrap
+		}
+	}
+	start := &ssp2.SubStart{ID: sub.req.ID, Status: ssp2.SubActive, EffectiveScopes: sub.effective}
+	switch sub.mode {
+	case modeRevoked:
+		start.Status, start.ReasonCode, start.EffectiveScopes = ssp2.SubRevoked, string(ssp2.CodeScopeRevoked), nil
+	case modeReset:
+		start.Status, start.ReasonCode, start.EffectiveScopes = ssp2.SubReset, string(ssp2.CodeCursorExpired), nil
+	case modeBootstrap:
+		start.Bootstrap = true
+		sub.pin = p.gate.MaxCommitSeq
+		switch {
+		case sub.resume != nil && sub.resume.pin >= p.gate.HorizonSeq && sub.resume.pin <= p.gate.MaxCommitSeq:
+			sub.pin = sub.resume.pin
+		case sub.req.BootstrapState != nil:
+			sub.resume = nil
+			p.s.log.DebugContext(ctx, "a bootstrap starts anew: its resume token is unusable", "subscription", sub.req.ID)
+		}
+	case modeWindow:
+	}
+	var err error
+	if sub.frames, err = p.frame(sub.frames[:0], start); err != nil {
+		return err
+	}
+	switch {
+	case sub.mode == modeRevoked || sub.mode == modeReset:
+		return p.finish(sub, cursor)
+	case sub.mode == modeWindow && (sub.scopes == "" || cursor == p.gate.MaxCommitSeq):
+		return p.finish(sub, p.gate.MaxCommitSeq)
+	case sub.mode == modeBootstrap && sub.scopes == "":
+		w, err := p.beginPage(sub, position{})
+		if err != nil {
+			return err
+		}
+		return w.end(false)
+	}
+	return nil
+}
+
+// finish ends the section of a subscription that does not bootstrap.
+func (p *Pull) finish(sub *subscription, next int64) (err error) {
+	sub.answered, sub.next = true, next
+	sub.frames, err = p.frame(sub.frames, &ssp2.SubEnd{NextCursor: next})
+	return err
+}
+
+func (p *Pull) queueWindows(queue func(pgtx.Statement, ...any), subs []*subscription) {
+	tables, scopes, cursors := make([]string, len(subs)), make([]string, len(subs)), make([]int64, len(subs))
+	for i, sub := range subs {
+		tables[i], scopes[i], cursors[i] = sub.table.Name, sub.scopes, sub.req.Cursor
+	}
+	queue(readWindows, p.req.Partition, tables, scopes, cursors, p.changes, p.s.bufferBytes, p.s.bufferBytes)
+}
+
+func (p *Pull) queuePages(queue func(pgtx.Statement, ...any), tasks []pageTask) {
+	tables, scopes := make([]string, len(tasks)), make([]string, len(tasks))
+	pins, firsts, afters := make([]*int64, len(tasks)), make([]int32, len(tasks)), make([]string, len(tasks))
+	for i := range tasks {
+		t := &tasks[i]
+		first, after := t.from.after(t.sub.values)
+		tables[i], scopes[i] = t.sub.table.Name, t.sub.scopes
+		firsts[i], afters[i] = int32(first)+1, after
+		if t.sub.resume != nil && !t.pinned {
+			pins[i] = &t.sub.resume.pin
+		}
+	}
+	queue(scanRows, p.req.Partition, tables, scopes, pins, firsts, afters, p.pageRows, p.s.bufferBytes, p.s.bufferBytes)
+}

@@ -1,0 +1,89 @@
+package pullsvc
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/syncpg/syncpg/db"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// recordAge is how old the record of a client that pulls may become: retention
+// takes a client for gone when its record is old (§4.6).
+const recordAge = time.Minute
+
+// subscriptionList renders the subscriptions of a pull as the client's record keeps
+// them for realtime (§8.1): a JSON array of id, table and requested scopes.
+func subscriptionList(subs []ssp2.Subscription) []byte {
+	b := []byte{'['}
+	for i := range subs {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = ssp2.AppendJSONString(append(b, `{"id":`...), subs[i].ID)
+		b = ssp2.AppendJSONString(append(b, `,"table":`...), subs[i].Table)
+		b = ssp2.AppendCanonicalScopes(append(b, `,"scopes":`...), subs[i].Scopes)
+		b = append(b, '}')
+	}
+	return append(b, ']')
+}
+
+// cursor is the least cursor the active subscriptions will have (§4.5), nil when
+// none is active. A window that is yet to be read counts with the cursor it has.
+func (p *Pull) cursor() *int64 {
+	var least *int64
+	for _, sub := range p.subs {
+		var c int64
+		switch {
+		case sub.mode == modeRevoked || sub.mode == modeReset:
+			continue
+		case sub.mode == modeBootstrap && sub.answered:
+			c = sub.pin
+		case sub.mode == modeBootstrap:
+			c = p.gate.MaxCommitSeq
+		case sub.answered:
+			c = sub.next
+		default:
+			c = sub.req.Cursor
+		}
+		if least == nil || c < *least {
+			least = &c
+		}
+	}
+	return least
+}
+
+// record writes the client's record if it changed or is getting old. A record whose
+// cursor or age is all that changed need not survive a crash: an older one only
+// keeps more of the log.
+func (p *Pull) record(ctx context.Context) error {
+	now := p.s.clock().UnixMilli()
+	cursor := p.cursor()
+	params := db.PullRecordClientParams{
+		Partition: p.req.Partition, ClientID: p.req.ClientID, ActorID: p.req.Actor,
+		WireVersion: int16(p.req.WireVersion), Cursor: cursor, Now: now,
+	}
+	known := p.gate.ClientActor != "" && p.gate.SameSubscriptions && p.gate.ClientWireVersion == params.WireVersion
+	switch {
+	case !known:
+		list := string(p.list)
+		params.Subscriptions = &list
+	case p.gate.sameCursor(cursor) && now-p.gate.ClientUpdatedAtMs < recordAge.Milliseconds():
+		return nil
+	default:
+		params.Relaxed = true
+	}
+	actor, err := db.New(p.s.pool).PullRecordClient(ctx, params)
+	if err != nil {
+		return fmt.Errorf("recording the client: %w", err)
+	}
+	if actor != p.req.Actor {
+		return errOtherActor()
+	}
+	return nil
+}
+
+func errOtherActor() error {
+	return ssp2.Errorf(ssp2.CodeInvalidClientID, "this client id belongs to another actor")
+}

@@ -1,0 +1,182 @@
+package pullsvc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/syncpg/syncpg/internal/gate"
+	"github.com/syncpg/syncpg/schema"
+	"github.com/syncpg/syncpg/scope"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// Defaults of Config.
+const (
+	// DefaultMaxSubscriptions is far above what a client of sensible design sends,
+	// and still costs one round trip and a few milliseconds.
+	DefaultMaxSubscriptions = 1000
+	// DefaultInlineSegmentMaxBytes is the guidance of §5.7.
+	DefaultInlineSegmentMaxBytes = 256 << 10
+	// DefaultBufferBytes holds a few thousand ordinary rows.
+	DefaultBufferBytes = 2 << 20
+)
+
+// Config configures a Service. Only Schema is required.
+type Config struct {
+	// Schema is the schema version served.
+	Schema *schema.Schema
+	// Clock gives the time of client records. Default time.Now.
+	Clock func() time.Time
+	// Gate is shared with the other services of a server. Default one of its own.
+	Gate *gate.Gate
+	// MaxSubscriptions caps the subscriptions of one request. Default 1000.
+	MaxSubscriptions int
+	// Segments takes the segments that are not delivered inline. Default none: then
+	// every segment is inline, and a client that takes no inline segments (§4.2)
+	// cannot bootstrap.
+	Segments SegmentStore
+	// InlineSegmentMaxBytes is the size up to which a segment is delivered inline
+	// although the client takes both kinds (§5.7). Default 256 KiB; negative: no
+	// segment.
+	InlineSegmentMaxBytes int
+	// BufferBytes bounds what a response holds in memory: a window and a page end
+	// once their payloads reach it, and no further subscription is read ahead. A
+	// response holds up to four times as much, and one commit or row. Default 2 MiB.
+	BufferBytes int
+	// Logger receives what clients are not told. Default: nothing is logged.
+	Logger *slog.Logger
+}
+
+// Service answers pulls. It is safe for concurrent use.
+type Service struct {
+	pool             *pgxpool.Pool
+	schema           *schema.Schema
+	clock            func() time.Time
+	gate             *gate.Gate
+	maxSubscriptions int
+	segments         SegmentStore
+	inlineMax        int
+	bufferBytes      int64
+	log              *slog.Logger
+}
+
+// New returns a service over the caller's pool, which it never closes. It does no
+// I/O.
+func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
+	switch {
+	case pool == nil:
+		return nil, errors.New("pullsvc: a pool is required")
+	case cfg.Schema == nil:
+		return nil, errors.New("pullsvc: Config.Schema is required")
+	case cfg.MaxSubscriptions < 0:
+		return nil, fmt.Errorf("pullsvc: Config.MaxSubscriptions is %d; it must be positive, or 0 for the default of %d", cfg.MaxSubscriptions, DefaultMaxSubscriptions)
+	case cfg.BufferBytes < 0:
+		return nil, fmt.Errorf("pullsvc: Config.BufferBytes is %d; it must be positive, or 0 for the default of %d", cfg.BufferBytes, DefaultBufferBytes)
+	}
+	s := &Service{
+		pool: pool, schema: cfg.Schema, clock: cfg.Clock, gate: cfg.Gate,
+		maxSubscriptions: cfg.MaxSubscriptions, segments: cfg.Segments,
+		inlineMax: cfg.InlineSegmentMaxBytes, bufferBytes: int64(cfg.BufferBytes), log: cfg.Logger,
+	}
+	if s.clock == nil {
+		s.clock = time.Now
+	}
+	if s.gate == nil {
+		s.gate = gate.New(pool, s.clock)
+	}
+	if s.maxSubscriptions == 0 {
+		s.maxSubscriptions = DefaultMaxSubscriptions
+	}
+	if s.inlineMax == 0 {
+		s.inlineMax = DefaultInlineSegmentMaxBytes
+	}
+	if s.bufferBytes == 0 {
+		s.bufferBytes = DefaultBufferBytes
+	}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	return s, nil
+}
+
+// Request is the pull half of a request (§1.5).
+type Request struct {
+	Partition   string
+	Actor       string
+	ClientID    string
+	WireVersion ssp2.WireVersion
+	LogEpoch    *string
+	// Scopes is what the host's resolver said, once for the whole request (§3.2).
+	Scopes        scope.Resolution
+	Header        ssp2.PullHeader
+	Subscriptions []ssp2.Subscription
+	// AfterSeq is the newest seq that the push of the same request was given, 0 for
+	// none. A database that does not have it yet is sync.storage_stale_read.
+	AfterSeq int64
+}
+
+// Validate checks what a request must satisfy before anything else is done with
+// it (§1.7): accept bits, number and ids of subscriptions, their tables and scope
+// keys. Errors are *ssp2.Error.
+func (s *Service) Validate(req Request) error {
+	if strings.IndexByte(req.ClientID, 0) >= 0 || req.ClientID == "" {
+		return ssp2.Errorf(ssp2.CodeInvalidClientID, "a client id is not empty and has no U+0000")
+	}
+	if req.Header.Accept&(ssp2.AcceptInlineRows|ssp2.AcceptExternalRows) == 0 {
+		return ssp2.Errorf(ssp2.CodeInvalidRequest, "the accept bits take neither inline nor external rows segments; one of the two is required")
+	}
+	if n := len(req.Subscriptions); n > s.maxSubscriptions {
+		return ssp2.Errorf(ssp2.CodeInvalidSubscription, "the request has %d subscriptions and this server takes %d at a time", n, s.maxSubscriptions)
+	}
+	ids := make(map[string]struct{}, len(req.Subscriptions))
+	for i := range req.Subscriptions {
+		sub := &req.Subscriptions[i]
+		if _, twice := ids[sub.ID]; twice {
+			return ssp2.Errorf(ssp2.CodeInvalidSubscription, "the subscription id %.64q occurs twice", sub.ID)
+		}
+		ids[sub.ID] = struct{}{}
+		table, ok := s.schema.Table(sub.Table)
+		if !ok {
+			return ssp2.Errorf(ssp2.CodeUnknownTable, "the subscription %.64q names the table %.64q, which the schema does not have", sub.ID, sub.Table)
+		}
+		if err := scope.ValidateRequested(table, sub.Scopes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Begin reads what the request's subscriptions are to be answered with, as far as
+// it fits in memory, and records the client. Nothing is sent yet, so every error
+// can still be the answer to the whole request: an *ssp2.Error names its reason,
+// any other error means that the same request may be sent again. The caller closes
+// the pull.
+func (s *Service) Begin(ctx context.Context, req Request) (*Pull, error) {
+	if err := s.Validate(req); err != nil {
+		return nil, err
+	}
+	p := s.newPull(req)
+	err := p.read(ctx, p.subs)
+	if errors.Is(err, errPartitionUnknown) {
+		s.gate.Forget(req.Partition)
+		if _, err = s.gate.Enter(ctx, req.Partition); err == nil {
+			err = p.read(ctx, p.subs)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pulling: %w", err)
+	}
+	if p.Reset {
+		return p, nil
+	}
+	if err := p.record(ctx); err != nil {
+		return nil, fmt.Errorf("pulling: %w", err)
+	}
+	return p, nil
+}
