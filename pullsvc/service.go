@@ -173,6 +173,7 @@ func (s *Service) Begin(ctx context.Context, req Request) (*Pull, error) {
 		return nil, fmt.Errorf("pulling: %w", err)
 	}
 	if p.Reset {
+		p.subs = nil
 		return p, nil
 	}
 	if err := p.record(ctx); err != nil {

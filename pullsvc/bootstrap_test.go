@@ -1,0 +1,273 @@
+package pullsvc_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/require"
+
+	"github.com/syncpg/syncpg/pullsvc"
+	"github.com/syncpg/syncpg/scope"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+func docScopes(org, folder []string) ssp2.ScopeMap {
+	m := ssp2.ScopeMap{}
+	if org != nil {
+		m["org"] = org
+	}
+	if folder != nil {
+		m["folderId"] = folder
+	}
+	return m
+}
+
+// TestBootstrapPages: pages hold up to limitSnapshotRows rows and a response up to
+// maxSnapshotPages of them; the token goes on behind the last row (§4.7).
+func TestBootstrapPages(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	var changes []change
+	for i := range 10 {
+		changes = append(changes, doc(fmt.Sprintf("a%d", i), "o1", i%2), doc(fmt.Sprintf("b%d", i), "o2", i%2), doc(fmt.Sprintf("c%d", i), "o3", 7))
+	}
+	b.commit(t, changes...)
+	all := map[string][]string{}
+	for _, prefix := range []string{"a", "b", "c"} {
+		for i := range 10 {
+			all[prefix] = append(all[prefix], fmt.Sprintf("%s%d", prefix, i))
+		}
+	}
+	table, _ := b.schema.Table("docs")
+	for _, tc := range []struct {
+		name        string
+		scopes      ssp2.ScopeMap
+		rows, pages int32
+		want        []string // in scan order
+		segments    []int    // of each response
+	}{
+		{"all in one page", docScopes([]string{"o1"}, nil), 10, 1, all["a"], []int{1}},
+		{"one row more than a page", docScopes([]string{"o1"}, nil), 9, 1, all["a"], []int{1, 1}},
+		{"several pages in one response", docScopes([]string{"o1"}, nil), 3, 4, all["a"], []int{4}},
+		{"pages over several responses", docScopes([]string{"o1"}, nil), 3, 3, all["a"], []int{3, 1}},
+		{"a page ends exactly with the rows", docScopes([]string{"o1"}, nil), 5, 1, all["a"], []int{1, 1}},
+		{"one row at a time", docScopes([]string{"o1"}, nil), 1, 1, all["a"], []int{1, 1, 1, 1, 1, 1, 1, 1, 1, 1}},
+		{"several values, in their order", docScopes([]string{"o2", "none", "o1"}, nil), 4, 2, append(append([]string{}, all["a"]...), all["b"]...), []int{2, 2, 1}},
+		{"two variables", docScopes([]string{"o1", "o3"}, []string{"7", "1"}), 4, 2,
+			[]string{"a1", "a3", "a5", "a7", "a9", "c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8", "c9"}, []int{2, 2}},
+		{"no row matches", docScopes([]string{"o9"}, nil), 4, 2, []string{}, []int{1}},
+		{"no row can match", docScopes([]string{"o1"}, []string{"seven"}), 4, 2, []string{}, []int{1}},
+		{"the defaults", docScopes([]string{"o1", "o2", "o3"}, nil), 0, 0, append(append(append([]string{}, all["a"]...), all["b"]...), all["c"]...), []int{1}},
+		{"limits below their range", docScopes([]string{"o1"}, nil), -1, -1, all["a"], []int{1, 1, 1, 1, 1, 1, 1, 1, 1, 1}},
+		{"limits above their range", docScopes([]string{"o1"}, nil), 1 << 30, 1 << 30, all["a"], []int{1}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			s := sub("s", "docs", -1, tc.scopes)
+			ids, segments := []string{}, []int{}
+			for {
+				req := request(s)
+				req.ClientID = t.Name()
+				req.Header.LimitSnapshotRows, req.Header.MaxSnapshotPages = tc.rows, tc.pages
+				got := b.pull(t, req)[0]
+				require.True(t, got.Start.Bootstrap)
+				require.Equal(t, int64(1), got.End.NextCursor)
+				ids = append(ids, got.ids(t, table)...)
+				segments = append(segments, len(got.Segments))
+				for _, segment := range got.Segments {
+					require.Equal(t, ssp2.SegmentHeader{Table: "docs", SchemaVersion: 3, Columns: table.Wire}, segment.SegmentHeader)
+				}
+				if s.BootstrapState = got.End.BootstrapState; s.BootstrapState == nil {
+					break
+				}
+				s.Cursor = got.End.NextCursor
+			}
+			require.ElementsMatch(t, tc.want, ids)
+			if len(tc.scopes) == 1 {
+				require.Equal(t, tc.want, ids)
+			}
+			require.Equal(t, tc.segments, segments)
+		})
+	}
+}
+
+// TestTokenShape: the resume token is the JSON document of §4.7.
+func TestTokenShape(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.commit(t, item("a", "p\"1", ""), item("b", "p\"1", ""))
+	req := request(sub("s", "items", -1, project("p\"1")))
+	req.Header.LimitSnapshotRows, req.Header.MaxSnapshotPages = 1, 1
+	got := b.pull(t, req)[0]
+	require.NotNil(t, got.End.BootstrapState)
+	require.Equal(t, `{"asOfCommitSeq":1,"tables":["items"],"tableIndex":0,"rowCursor":"3:p\"1a"}`, *got.End.BootstrapState)
+}
+
+// TestSegmentRows: rows are as they are stored, with their server version (§5.2).
+func TestSegmentRows(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.commit(t, item("a", "x", "1"), item("b", "x", "1"))
+	b.commit(t, item("a", "x", "2"))
+	got := b.one(t, sub("s", "items", -1, project("x")))
+	require.Empty(t, cmp.Diff([][]ssp2.SegmentRow{{
+		{ServerVersion: 2, Row: b.rows["items"]["a"].payload}, {ServerVersion: 1, Row: b.rows["items"]["b"].payload},
+	}}, got.Segments[0].Blocks))
+}
+
+// TestResumeAfterScopesChanged: a value that was granted or withdrawn while a
+// bootstrap goes on moves no other value's place.
+func TestResumeAfterScopesChanged(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.commit(t, item("a1", "a", ""), item("a2", "a", ""), item("b1", "b", ""), item("b2", "b", ""), item("c1", "c", ""), item("d1", "d", ""))
+	table, _ := b.schema.Table("items")
+	for _, tc := range []struct {
+		granted []string
+		want    []string
+	}{
+		{[]string{"a", "b", "c"}, []string{"b2", "c1"}},
+		{[]string{"b", "c"}, []string{"b2", "c1"}},
+		{[]string{"a", "c"}, []string{"c1"}},
+		{[]string{"a", "b", "c", "d"}, []string{"b2", "c1", "d1"}},
+		{[]string{"a"}, []string{}},
+	} {
+		s := sub("s", "items", 1, project("a", "b", "c", "d"))
+		s.BootstrapState = token(1, "items", at("1:bb1"))
+		req := request(s)
+		req.Scopes = granted(scope.Allowed{"project": tc.granted})
+		require.Equal(t, tc.want, b.pull(t, req)[0].ids(t, table), "granted %v", tc.granted)
+	}
+}
+
+// TestPageBytes: a page ends once it holds BufferBytes; the first row always fits.
+func TestPageBytes(t *testing.T) {
+	t.Parallel()
+	b := setup(t, with(func(c *pullsvc.Config) { c.BufferBytes = 1000 }))
+	table, _ := b.schema.Table("items")
+	var changes []change
+	for i := range 9 {
+		changes = append(changes, item(fmt.Sprint(i), "x", strings.Repeat("x", 300)))
+	}
+	b.commit(t, append(changes, item("9", "x", strings.Repeat("x", 5000)))...)
+	got := b.pull(t, request(sub("s", "items", -1, project("x")), sub("s2", "items", -1, project("x"))))
+	for _, s := range got {
+		require.Len(t, s.Segments, 3)
+		require.Equal(t, []string{"0", "1", "2", "3", "4", "5", "6", "7", "8", "9"}, s.ids(t, table))
+		require.Nil(t, s.End.BootstrapState)
+	}
+}
+
+// store is a segment store in memory.
+type store struct {
+	err  error
+	kept []pullsvc.StoredSegment
+}
+
+func (s *store) Put(_ context.Context, segment pullsvc.StoredSegment) error {
+	segment.Bytes = append([]byte(nil), segment.Bytes...)
+	s.kept = append(s.kept, segment)
+	return s.err
+}
+
+// TestDelivery: which segments are inline follows from the accept bits and their
+// size (§4.2, §5.7).
+func TestDelivery(t *testing.T) {
+	t.Parallel()
+	const inline, external = ssp2.AcceptInlineRows, ssp2.AcceptExternalRows
+	b := setup(t)
+	b.commit(t, item("a", "x", strings.Repeat("x", 2000)), item("b", "x", ""))
+	for _, tc := range []struct {
+		name   string
+		accept ssp2.Accept
+		store  bool
+		max    int
+		want   string // one letter per page
+	}{
+		{"both bits: by size", inline | external, true, 1000, "ei"},
+		{"both bits, default size", inline | external, true, 0, "ii"},
+		{"both bits, nothing is small enough", inline | external, true, -1, "ee"},
+		{"inline only: whatever the size", inline, true, -1, "ii"},
+		{"external only: whatever the size", external, true, 1 << 20, "ee"},
+		{"more bits change nothing", inline | external | ssp2.AcceptSQLite | ssp2.AcceptSignedURLs, true, 1000, "ei"},
+		{"both bits, no store", inline | external, false, -1, "ii"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			kept := &store{}
+			cfg := pullsvc.Config{Schema: b.schema, InlineSegmentMaxBytes: tc.max}
+			if tc.store {
+				cfg.Segments = kept
+			}
+			s, err := pullsvc.New(b.db.Pool, cfg)
+			require.NoError(t, err)
+			req := request(sub("s", "items", -1, project("x")))
+			req.Header.Accept, req.Header.LimitSnapshotRows, req.ClientID = tc.accept, 1, t.Name()
+			got := (&bundle{Service: s}).pull(t, req)[0]
+			require.Len(t, got.Segments, strings.Count(tc.want, "i"))
+			require.Len(t, got.Refs, strings.Count(tc.want, "e"))
+			require.Len(t, kept.kept, len(got.Refs))
+			for i, ref := range got.Refs {
+				k := kept.kept[i]
+				sum := sha256.Sum256(k.Bytes)
+				require.Equal(t, "sha256:"+hex.EncodeToString(sum[:]), ref.SegmentID)
+				require.NoError(t, ssp2.CheckSegment(k.Bytes))
+				require.Empty(t, cmp.Diff(ssp2.SegmentRef{
+					SegmentID: k.ID, MediaType: ssp2.MediaRows, Table: "items", ByteLength: int64(len(k.Bytes)), RowCount: 1,
+					AsOfCommitSeq: 1, ScopeDigest: ssp2.ScopeDigest(project("x")), RowCursor: k.RowCursor, NextRowCursor: k.NextRowCursor,
+				}, ref))
+				require.Equal(t, partition, k.Partition)
+				require.Equal(t, epoch, k.LogEpoch)
+				require.Equal(t, int32(3), k.SchemaVersion)
+			}
+			if len(got.Refs) == 2 {
+				require.Nil(t, got.Refs[0].RowCursor)
+				require.Equal(t, got.Refs[0].NextRowCursor, got.Refs[1].RowCursor)
+				require.Nil(t, got.Refs[1].NextRowCursor)
+			}
+		})
+	}
+}
+
+// TestExternalWithoutStore: a client that takes no inline segments cannot
+// bootstrap where there is no store, and is told before the first byte; catching up
+// needs no segment.
+func TestExternalWithoutStore(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.commit(t, item("a", "x", ""))
+	for _, cursor := range []int64{-1, 5} {
+		req := request(sub("s", "items", cursor, project("x")))
+		req.Header.Accept = ssp2.AcceptExternalRows
+		_, err := b.Begin(t.Context(), req)
+		require.Equal(t, ssp2.CodeInvalidRequest, ssp2.CodeOf(err))
+		require.Nil(t, b.record(t, "c1"))
+	}
+	req := request(sub("s", "items", 0, project("x")))
+	req.Header.Accept = ssp2.AcceptExternalRows
+	require.Len(t, b.pull(t, req)[0].Commits, 1)
+}
+
+// TestStoreFails: the stream ends with the store's error, and nothing of the failed
+// segment was sent.
+func TestStoreFails(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("disk full")
+	b := setup(t, with(func(c *pullsvc.Config) { c.Segments, c.InlineSegmentMaxBytes = &store{err: broken}, -1 }))
+	b.commit(t, item("a", "x", ""))
+	p, err := b.Begin(t.Context(), request(sub("s", "items", -1, project("x"))))
+	require.NoError(t, err)
+	defer p.Close()
+	var frames []byte
+	err = p.Stream(t.Context(), func(piece []byte) error { frames = append(frames, piece...); return nil })
+	require.ErrorIs(t, err, broken)
+	want, err := ssp2.AppendFrame(nil, ssp2.WireV2, &ssp2.SubStart{ID: "s", Status: ssp2.SubActive, EffectiveScopes: project("x"), Bootstrap: true})
+	require.NoError(t, err)
+	require.Equal(t, want, frames)
+}
