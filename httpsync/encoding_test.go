@@ -99,7 +99,7 @@ var codings = []string{"", "gzip", "zstd"}
 
 func TestCompressionRoundTrips(t *testing.T) {
 	t.Parallel()
-	server := serve(t, httpsync.Config{Rounds: answer(5000)})
+	server := serve(t, httpsync.Config{Rounds: answer(2000)})
 	for _, coding := range codings {
 		t.Run("coding "+coding, func(t *testing.T) {
 			t.Parallel()
@@ -113,11 +113,11 @@ func TestCompressionRoundTrips(t *testing.T) {
 				packed, err := io.ReadAll(res.Body)
 				require.NoError(t, err)
 				if coding != "" {
-					require.Less(t, len(packed), len(response(5000))/4)
+					require.Less(t, len(packed), len(response(2000))/4)
 				}
 				plain, err := io.ReadAll(decoder(t, coding, bytes.NewReader(packed)))
 				require.NoError(t, err)
-				require.Equal(t, response(5000), plain)
+				require.Equal(t, response(2000), plain)
 			}
 		})
 	}

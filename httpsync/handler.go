@@ -38,8 +38,9 @@ type Config struct {
 	// Ready runs the checks of GET /readyz; it is called for one probe at a time.
 	// nil: there are none, and the answer is always ready.
 	Ready func(context.Context) []Check
-	// MaxRequestBytes bounds a request body, both as sent and as decoded, in
-	// bytes. 0: 16 MiB. Negative: no bound.
+	// MaxRequestBytes bounds a request body in bytes, both as sent and as
+	// decompressed. A request made to waste memory takes about ten times its size.
+	// 0: 16 MiB. Negative: no bound.
 	MaxRequestBytes int64
 	// WriteTimeout is how long a client may take for the next 64 KiB of a
 	// response before the request is given up; a round in progress holds a

@@ -1,0 +1,326 @@
+package round
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/syncpg/syncpg/internal/gate"
+	"github.com/syncpg/syncpg/pullsvc"
+	"github.com/syncpg/syncpg/pushsvc"
+	"github.com/syncpg/syncpg/schema"
+	"github.com/syncpg/syncpg/scope"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// Config is what an engine is made of. All but Logger is required; Push, Pull and
+// Gate work on the same database and schema.
+type Config struct {
+	// Schema is the schema version served.
+	Schema *schema.Schema
+	// Push and Pull do the two halves of a round.
+	Push *pushsvc.Service
+	Pull *pullsvc.Service
+	// Gate is the one that Push and Pull use.
+	Gate *gate.Gate
+	// ResolveScopes says what an actor may read and write (§3.2 rule 3). It is
+	// called once per round, not at all when the round ends before that, and from
+	// several goroutines. An error that is [ErrOutage] fails the round; any other
+	// one, and a panic, revokes every subscription and refuses every operation of
+	// this round (§3.2 rule 5, §3.4 rule 4).
+	ResolveScopes func(context.Context, ScopeRequest) (scope.Allowed, error)
+	// Logger gets what clients are not told. nil: nothing is logged.
+	Logger *slog.Logger
+}
+
+// Engine runs rounds. It is safe for concurrent use.
+type Engine struct {
+	schema        *schema.Schema
+	push          pusher
+	pull          puller
+	gate          entry
+	resolveScopes func(context.Context, ScopeRequest) (scope.Allowed, error)
+	log           *slog.Logger
+}
+
+// What an engine uses of the services.
+type (
+	pusher interface {
+		Validate(req pushsvc.Request) error
+		Push(ctx context.Context, req pushsvc.Request) (*pushsvc.Response, error)
+	}
+	puller interface {
+		Validate(req pullsvc.Request) error
+		Begin(ctx context.Context, req pullsvc.Request) (reading, error)
+	}
+	entry interface {
+		Enter(ctx context.Context, partition string) (gate.Epoch, error)
+		Forget(partition string)
+	}
+)
+
+// reading is a pull that has begun.
+type reading struct {
+	reset    bool
+	logEpoch string
+	stream   func(ctx context.Context, emit func(frames []byte) error) error
+	close    func()
+}
+
+// pullService is pullsvc.Service as a puller.
+type pullService struct{ *pullsvc.Service }
+
+func (s pullService) Begin(ctx context.Context, req pullsvc.Request) (reading, error) {
+	p, err := s.Service.Begin(ctx, req)
+	if err != nil {
+		return reading{}, err
+	}
+	return reading{reset: p.Reset, logEpoch: p.LogEpoch, stream: p.Stream, close: p.Close}, nil
+}
+
+// New returns an engine. It does no I/O, and fails when a required field is
+// missing.
+func New(cfg Config) (*Engine, error) {
+	for _, required := range []struct {
+		field   string
+		missing bool
+	}{
+		{"Schema", cfg.Schema == nil},
+		{"Push", cfg.Push == nil},
+		{"Pull", cfg.Pull == nil},
+		{"Gate", cfg.Gate == nil},
+		{"ResolveScopes", cfg.ResolveScopes == nil},
+	} {
+		if required.missing {
+			return nil, fmt.Errorf("round: Config.%s is nil", required.field)
+		}
+	}
+	return newEngine(cfg, cfg.Push, pullService{cfg.Pull}, cfg.Gate), nil
+}
+
+func newEngine(cfg Config, push pusher, pull puller, gate entry) *Engine {
+	e := &Engine{
+		schema: cfg.Schema, push: push, pull: pull, gate: gate,
+		resolveScopes: cfg.ResolveScopes, log: cfg.Logger,
+	}
+	if e.log == nil {
+		e.log = slog.New(slog.DiscardHandler)
+	}
+	return e
+}
+
+// Run runs one round: it applies the commits of a request, answers its
+// subscriptions, and writes the response to w, without a last flush.
+//
+// A request that the protocol refuses as a whole (§1.7) fails before any commit
+// is attempted. An error before the first byte is returned as it is, see
+// [Failure], and w is untouched; after it Run writes ERROR and END and returns a
+// *[StreamError]. nil means that w has a whole response without ERROR.
+//
+// The order is: rules that need no database; the log epoch (§2.1); the schema
+// floor (§1.6); a reset (§2.1); the host's resolver; the push; the first read of
+// the pull; the response.
+func (e *Engine) Run(ctx context.Context, id Identity, req *ssp2.Request, w Writer) error {
+	out := &response{w: w, wire: req.WireVersion}
+	err := e.run(ctx, id, req, out)
+	if err == nil {
+		return nil
+	}
+	e.report(ctx, id, req, out, err)
+	if !out.begun {
+		return err
+	}
+	return &StreamError{Reported: out.fail(Failure(err)) == nil, Err: err}
+}
+
+func (e *Engine) run(ctx context.Context, id Identity, req *ssp2.Request, out *response) error {
+	if err := id.validate(); err != nil {
+		return err
+	}
+	push := pushsvc.Request{
+		Partition: id.Partition, Actor: id.Actor, ClientID: req.Header.ClientID,
+		WireVersion: req.WireVersion, LogEpoch: req.Header.LogEpoch, Commits: req.Commits,
+	}
+	pull := pullsvc.Request{
+		Partition: id.Partition, Actor: id.Actor, ClientID: req.Header.ClientID,
+		WireVersion: req.WireVersion, LogEpoch: req.Header.LogEpoch, Subscriptions: req.Subscriptions,
+	}
+	if req.Pull != nil {
+		pull.Header = *req.Pull
+	}
+	// Another schema version has other tables: what the rules say of them would be
+	// said about the wrong schema.
+	served := req.Header.SchemaVersion == e.schema.Version
+	if err := e.validate(req, push, pull, served); err != nil {
+		return err
+	}
+	epoch, reset, err := e.enter(ctx, id.Partition, req)
+	if err != nil {
+		return err
+	}
+	header := &ssp2.ResponseHeader{
+		LatestSchemaVersion: &e.schema.Version, LogEpoch: epoch.LogEpoch, ResetRequired: reset,
+	}
+	if !served {
+		header.RequiredSchemaVersion = &e.schema.Version
+		return out.only(header)
+	}
+	if reset {
+		return out.only(header)
+	}
+	scopes, err := e.resolve(ctx, ScopeRequest{Identity: id, ClientID: req.Header.ClientID})
+	if err != nil {
+		return err
+	}
+	push.Scopes, pull.Scopes = scopes, scopes
+
+	var results *pushsvc.Response
+	if len(req.Commits) > 0 {
+		results, err = e.push.Push(ctx, push)
+		switch {
+		case err != nil:
+			return err
+		case results.Reset:
+			return e.rotated(req, results.LogEpoch, out)
+		}
+		pull.AfterSeq = results.LastSeq
+	}
+	if req.Pull == nil {
+		if err := out.open(header, results); err != nil {
+			return err
+		}
+		return out.end()
+	}
+	read, err := e.pull.Begin(ctx, pull)
+	if err != nil {
+		return err
+	}
+	defer read.close()
+	if read.reset {
+		return e.rotated(req, read.logEpoch, out)
+	}
+	if err := out.open(header, results); err != nil {
+		return err
+	}
+	if err := read.stream(ctx, out.emit); err != nil {
+		return err
+	}
+	return out.end()
+}
+
+// validate applies every rule about a request as a whole that needs no database.
+func (e *Engine) validate(req *ssp2.Request, push pushsvc.Request, pull pullsvc.Request, served bool) error {
+	if req.WireVersion >= ssp2.WireV2 && req.Header.LogEpoch == nil && len(req.Commits) > 0 {
+		return ssp2.Errorf(ssp2.CodeInvalidRequest, "a request that asks for the log epoch must not carry commits")
+	}
+	if !served {
+		return nil
+	}
+	if err := e.push.Validate(push); err != nil {
+		return err
+	}
+	if req.Pull == nil {
+		return nil
+	}
+	return e.pull.Validate(pull)
+}
+
+// enter compares the request's log epoch with the partition's.
+func (e *Engine) enter(ctx context.Context, partition string, req *ssp2.Request) (gate.Epoch, bool, error) {
+	epoch, err := e.gate.Enter(ctx, partition)
+	if err != nil {
+		return gate.Epoch{}, false, err
+	}
+	reset, err := gate.Decide(req.WireVersion, req.Header.LogEpoch, epoch)
+	if err != nil || !reset {
+		return epoch, reset, err
+	}
+	// A reset makes a client throw its rows away. What this process remembers may
+	// be the epoch from before a rotation, and the client's the one after it.
+	e.gate.Forget(partition)
+	if epoch, err = e.gate.Enter(ctx, partition); err != nil {
+		return gate.Epoch{}, false, err
+	}
+	reset, err = gate.Decide(req.WireVersion, req.Header.LogEpoch, epoch)
+	return epoch, reset, err
+}
+
+// rotated answers a request that met another log epoch than the one it came in
+// with.
+func (e *Engine) rotated(req *ssp2.Request, logEpoch string, out *response) error {
+	_, err := gate.Decide(req.WireVersion, req.Header.LogEpoch, gate.Epoch{LogEpoch: logEpoch, Required: true})
+	if err != nil {
+		return err
+	}
+	return out.only(&ssp2.ResponseHeader{
+		LatestSchemaVersion: &e.schema.Version, LogEpoch: logEpoch, ResetRequired: true,
+	})
+}
+
+// resolve asks the host, once, what the actor may read and write.
+func (e *Engine) resolve(ctx context.Context, req ScopeRequest) (scope.Resolution, error) {
+	allowed, err := e.askHost(ctx, req)
+	if err != nil {
+		if over := context.Cause(ctx); over != nil {
+			// A request that ended meanwhile says nothing about the actor.
+			return scope.Resolution{}, fmt.Errorf("resolving scopes: %w", over)
+		}
+		if errors.Is(err, ErrOutage) {
+			return scope.Resolution{}, &ssp2.Error{
+				Code:    ssp2.CodeAuthLeaseRequired,
+				Message: "live authorization is unavailable and there is no auth lease to stand in for it",
+				Err:     err,
+			}
+		}
+		e.hostFailed(ctx, req, err)
+		return scope.Resolution{Err: err}, nil
+	}
+	if err := scope.ValidateAllowed(e.schema, allowed); err != nil {
+		e.hostFailed(ctx, req, err)
+		return scope.Resolution{}, err
+	}
+	return scope.Resolution{Grants: scope.Compile(allowed)}, nil
+}
+
+func (e *Engine) askHost(ctx context.Context, req ScopeRequest) (_ scope.Allowed, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
+		}
+	}()
+	return e.resolveScopes(ctx, req)
+}
+
+func (e *Engine) hostFailed(ctx context.Context, req ScopeRequest, err error) {
+	e.log.ErrorContext(ctx, "host callback failed", "callback", "ResolveScopes",
+		"partition", req.Partition, "actor", req.Actor, "client", req.ClientID, "error", err)
+}
+
+// report logs a failure that the client is told little about.
+func (e *Engine) report(ctx context.Context, id Identity, req *ssp2.Request, out *response, err error) {
+	f := Failure(err)
+	level := slog.LevelDebug
+	switch info, _ := ssp2.Lookup(f.Code); {
+	case ctx.Err() != nil || out.gone:
+		// The client left; there is nothing to look into.
+	case info.Category == ssp2.CategoryInternal && info.Action == ssp2.ActionRetryLater:
+		level = slog.LevelWarn
+	case info.Category == ssp2.CategoryInternal:
+		level = slog.LevelError
+	}
+	e.log.Log(ctx, level, "round failed", "code", string(f.Code), "begun", out.begun,
+		"partition", id.Partition, "actor", id.Actor, "client", req.Header.ClientID, "error", err)
+}
+
+func (id Identity) validate() error {
+	for _, s := range []string{id.Actor, id.Partition} {
+		if s == "" || strings.ContainsRune(s, 0) || !utf8.ValidString(s) {
+			return fmt.Errorf("round: the identity %q in partition %q is not usable", id.Actor, id.Partition)
+		}
+	}
+	return nil
+}
