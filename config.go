@@ -1,0 +1,113 @@
+package syncpg
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/syncpg/syncpg/round"
+	"github.com/syncpg/syncpg/schema"
+	"github.com/syncpg/syncpg/scope"
+)
+
+// Names of lower packages that a host meets in [Config].
+type (
+	// Schema is a compiled schema, from [ParseSchema].
+	Schema = schema.Schema
+	// Identity is who is asking, and in which partition. Both are of the host's
+	// making and never on the wire.
+	Identity = round.Identity
+	// ScopeRequest is what ResolveScopes is asked.
+	ScopeRequest = round.ScopeRequest
+)
+
+// ErrOutage says that an authority is out of reach, which decides nothing.
+// ResolveScopes returns it, or an error that wraps it, when it cannot find out
+// what an actor may do: the round fails and may be retried, where any other error
+// revokes and refuses for good. Authenticate returns it for 503 instead of 401.
+var ErrOutage = round.ErrOutage
+
+// ParseSchema compiles a schema from its IR, the JSON document that the app's code
+// generator writes. The error lists every rule it breaks, with table and column.
+func ParseSchema(ir []byte) (*Schema, error) { return schema.Parse(ir) }
+
+// Config says what a server serves and for whom. Schema, Authenticate and
+// ResolveScopes are required; the zero value of every other field is its default.
+// [New] copies a Config and never changes it.
+type Config struct {
+	// Schema is the one schema version this server serves. Clients of another
+	// version are told to upgrade (§1.6). It must be the installed one.
+	Schema *Schema
+
+	// Authenticate says who sent a request, from its headers; it must not read the
+	// body. It runs on every round. Its errors are answered with 401
+	// sync.auth_required and not shown, except ErrOutage (503) and *ssp2.Error,
+	// which is answered as it is.
+	Authenticate func(r *http.Request) (Identity, error)
+
+	// ResolveScopes says what an actor may read and write: scope variable to
+	// values, "*" for any. It runs once per round, after the request is found to be
+	// well-formed and before anything is read or written. When it fails for another
+	// reason than ErrOutage, or panics, the actor holds nothing in this round:
+	// subscriptions are revoked, which makes clients drop their rows, and pushes
+	// are refused for good (§3.2, §3.4).
+	ResolveScopes func(ctx context.Context, req ScopeRequest) (scope.Allowed, error)
+
+	// AppSchema is the database schema of the app's tables. Default: "public".
+	AppSchema string
+
+	// MaxOperations caps the operations of all commits of one request (§6.1).
+	// Default: 500.
+	MaxOperations int
+
+	// MaxSubscriptions caps the subscriptions of one request. Default: 1000.
+	MaxSubscriptions int
+
+	// InlineSegmentMaxBytes is the size in bytes up to which a bootstrap page rides
+	// in the response although the client takes others too (§5.7). Default: 262144.
+	InlineSegmentMaxBytes int
+
+	// MaxRequestBytes bounds a request body in bytes, as sent and as decompressed.
+	// Default: 16 MiB. Negative: no bound.
+	MaxRequestBytes int64
+
+	// WriteTimeout is how long a client may take for the next 64 KiB of a response
+	// before it is given up. Default: 30 s. Negative: no limit.
+	WriteTimeout time.Duration
+
+	// Clock is where all times of commits come from. Default: time.Now.
+	Clock func() time.Time
+
+	// Logger gets what clients are not told: failures at warn and error, refused
+	// requests at debug. Default: nothing is logged.
+	Logger *slog.Logger
+}
+
+// check says what is wrong with a Config that the services below do not look at.
+func (c *Config) check() error {
+	switch {
+	case c.Schema == nil:
+		return errors.New("Config.Schema is nil: compile one with syncpg.ParseSchema")
+	case c.Authenticate == nil:
+		return errors.New("Config.Authenticate is nil: return the Identity of a request, or an error for 401")
+	case c.ResolveScopes == nil:
+		return errors.New(`Config.ResolveScopes is nil: return what an actor may read and write, such as scope.Allowed{"team_id": {"t1"}}`)
+	}
+	return checkAppSchema(c.AppSchema)
+}
+
+// checkAppSchema refuses names that Postgres would cut or keeps for itself, and
+// our own.
+func checkAppSchema(name string) error {
+	switch {
+	case len(name) > 63 || strings.ContainsRune(name, 0):
+		return fmt.Errorf("Config.AppSchema is %q: a name has at most 63 bytes and no U+0000", name)
+	case name == "syncpg" || strings.HasPrefix(name, "pg_"):
+		return fmt.Errorf("Config.AppSchema is %q, which is not for app tables: use another schema", name)
+	}
+	return nil
+}

@@ -1,0 +1,109 @@
+package syncpg
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/syncpg/syncpg/httpsync"
+	"github.com/syncpg/syncpg/internal/gate"
+	"github.com/syncpg/syncpg/pullsvc"
+	"github.com/syncpg/syncpg/pushsvc"
+	"github.com/syncpg/syncpg/round"
+	"github.com/syncpg/syncpg/schemaddl"
+)
+
+// Server is one sync server over one database. It is safe for concurrent use,
+// starts no goroutine of its own and needs no closing; any number of them, in any
+// number of processes, may serve the same database.
+type Server struct {
+	pool    *pgxpool.Pool
+	schema  *Schema
+	ddl     schemaddl.Options
+	log     *slog.Logger
+	push    *pushsvc.Service
+	pull    *pullsvc.Service
+	handler http.Handler
+
+	newer sync.Once // the warning that the database is ahead
+}
+
+// New makes a server over the host's pool, which stays the host's: nothing in it
+// is configured or registered, and it is never closed. New does no I/O; whether
+// the database fits is for [Server.Ready] to say.
+func New(pool *pgxpool.Pool, cfg Config) (*Server, error) {
+	s, err := newServer(pool, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("syncpg: %w", err)
+	}
+	return s, nil
+}
+
+func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
+	if pool == nil {
+		return nil, errors.New("the pool is nil: pass the one of your program, or pgxpool.New")
+	}
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	if cfg.AppSchema == "" {
+		cfg.AppSchema = schemaddl.DefaultAppSchema
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = time.Now
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{
+		pool: pool, schema: cfg.Schema, log: cfg.Logger,
+		ddl: schemaddl.Options{AppSchema: cfg.AppSchema},
+	}
+	epochs := gate.New(pool, cfg.Clock)
+	var err error
+	if s.push, err = pushsvc.New(pool, pushsvc.Config{
+		Schema: cfg.Schema, AppSchema: cfg.AppSchema, Clock: cfg.Clock, Gate: epochs, Logger: cfg.Logger,
+		MaxOperations: cfg.MaxOperations,
+	}); err != nil {
+		return nil, err
+	}
+	if s.pull, err = pullsvc.New(pool, pullsvc.Config{
+		Schema: cfg.Schema, Clock: cfg.Clock, Gate: epochs, Logger: cfg.Logger,
+		InlineSegmentMaxBytes: cfg.InlineSegmentMaxBytes, MaxSubscriptions: cfg.MaxSubscriptions,
+	}); err != nil {
+		return nil, err
+	}
+	rounds, err := round.New(round.Config{
+		Schema: cfg.Schema, Push: s.push, Pull: s.pull, Gate: epochs, Logger: cfg.Logger,
+		ResolveScopes: cfg.ResolveScopes,
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.handler, err = httpsync.New(httpsync.Config{
+		Rounds: rounds, Authenticate: cfg.Authenticate, Ready: s.checks, Logger: cfg.Logger,
+		MaxRequestBytes: cfg.MaxRequestBytes, WriteTimeout: cfg.WriteTimeout,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Handler returns the HTTP side: POST /sync, GET /healthz, GET /readyz. Its paths
+// begin at the root; under a prefix, mount it with http.StripPrefix. See package
+// httpsync for what it leaves to the host.
+func (s *Server) Handler() http.Handler { return s.handler }
+
+// Push returns the service behind the push half of a round, for hosts that bring
+// commits in on their own ways. It asks neither Authenticate nor ResolveScopes.
+func (s *Server) Push() *pushsvc.Service { return s.push }
+
+// Pull returns the service behind the pull half of a round. It asks neither
+// Authenticate nor ResolveScopes.
+func (s *Server) Pull() *pullsvc.Service { return s.pull }
