@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/syncpg/syncpg"
+	"github.com/syncpg/syncpg/internal/config"
+	"github.com/syncpg/syncpg/schemaddl"
+)
+
+// listenFlags say where a server listens and how it ends.
+type listenFlags struct {
+	Listen          string        `name:"listen" default:"127.0.0.1:8787" setting:"" help:"Address to listen on. Port 0 takes a free one."`
+	ShutdownTimeout time.Duration `name:"shutdown-timeout" default:"10s" setting:"" help:"How long requests may go on after Ctrl-C or SIGTERM before they are cut off."`
+}
+
+type serveCmd struct {
+	schemaFlags
+	listenFlags
+	DevAuth             bool     `name:"dev-auth" setting:"" group:"auth" help:"Believe every token of the form dev:<actor>:<partition> and allow every scope. Never for data that matters."`
+	DevAuthRemote       bool     `name:"dev-auth-remote" setting:"" group:"auth" help:"Let --dev-auth listen on other addresses than loopback ones, where anybody who reaches them may read and write everything."`
+	AuthHeaderActor     string   `name:"auth-header-actor" placeholder:"NAME" setting:"" group:"auth" help:"Header that holds the actor, such as X-Syncpg-Actor."`
+	AuthHeaderPartition string   `name:"auth-header-partition" placeholder:"NAME" setting:"" group:"auth" help:"Header that holds the partition, such as X-Syncpg-Partition."`
+	AuthHeaderScopes    string   `name:"auth-header-scopes" placeholder:"NAME" setting:"" group:"auth" help:"Header that holds the allowed scopes as JSON, variable to values: {\"team_id\": [\"red\", \"blue\"]}. The value * allows all. Requests without it are refused."`
+	AllowAllScopes      bool     `name:"allow-all-scopes" setting:"" group:"auth" help:"Instead of --auth-header-scopes: every actor may read and write all rows of its partition."`
+	TrustedProxy        []string `name:"trusted-proxy" placeholder:"ADDRESS" setting:"" group:"auth" help:"Address or network (10.0.0.0/8) whose headers are believed; may be repeated. Default: loopback addresses only."`
+}
+
+// Help explains the command.
+func (serveCmd) Help() string {
+	return `Serves POST /sync, GET /healthz and GET /readyz. It checks first that the database has the migrations and the ` +
+		`schema it needs, and otherwise names the command that brings them; it never changes them itself.
+
+Authentication: the program has to be told how to tell who asks, and refuses to start without. For production put it ` +
+		`behind a proxy that authenticates, and name the headers in which the proxy passes actor, partition and scopes ` +
+		`(--auth-header-…). That is safe when two things hold: the proxy removes these headers from what clients send, and ` +
+		`clients cannot reach this server past it. The second is checked: requests from other addresses than ` +
+		`--trusted-proxy are refused. Programs that decide in Go embed the package instead.
+
+TLS ends at the proxy. Sizes of the pool are part of the database URL: ?pool_max_conns=20. Behind a pooler in ` +
+		`transaction mode add ?default_query_exec_mode=exec.`
+}
+
+// Run serves until ctx ends.
+func (c *serveCmd) Run(ctx context.Context, p *program) error {
+	s, name, err := loadSchema(c.Schema)
+	if err != nil {
+		return err
+	}
+	a, err := c.auth(s)
+	if err != nil {
+		return err
+	}
+	pool, err := c.pool(ctx, p)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	server, err := syncpg.New(pool, syncpg.Config{
+		Schema: s, AppSchema: c.AppSchema, Authenticate: a.authenticate, ResolveScopes: a.resolveScopes, Logger: p.log,
+	})
+	if err != nil {
+		return err
+	}
+	if err := server.Ready(ctx); err != nil {
+		return notReady(err, c.Schema)
+	}
+	l, err := c.listen(ctx)
+	if err != nil {
+		return err
+	}
+	p.log.Info("serving", "url", "http://"+l.Addr().String(), "schema", name, "version", s.Version,
+		"database", config.Target(&pool.Config().ConnConfig.Config))
+	return c.serve(ctx, p, l, a.wrap(server.Handler()))
+}
+
+func (c *serveCmd) auth(s *syncpg.Schema) (auth, error) {
+	byHeader := c.AuthHeaderActor != "" || c.AuthHeaderPartition != "" || c.AuthHeaderScopes != ""
+	switch {
+	case c.DevAuth && (byHeader || c.AllowAllScopes || len(c.TrustedProxy) > 0):
+		return auth{}, usagef("--dev-auth goes with no other flag of authentication")
+	case c.DevAuth:
+		return devAuth(s), c.checkDevAuth()
+	case !byHeader:
+		return auth{}, usagef("it is not said how to tell who asks: behind an authenticating proxy give --auth-header-actor " +
+			"and --auth-header-partition, or give --dev-auth for development, where everybody may do everything")
+	case c.AuthHeaderActor == "" || c.AuthHeaderPartition == "":
+		return auth{}, usagef("--auth-header-actor and --auth-header-partition are needed both")
+	case c.AuthHeaderScopes == "" && !c.AllowAllScopes:
+		return auth{}, usagef("it is not said what an actor may read and write: give --auth-header-scopes, or " +
+			"--allow-all-scopes if every actor may have all rows of its partition")
+	case c.AuthHeaderScopes != "" && c.AllowAllScopes:
+		return auth{}, usagef("--auth-header-scopes and --allow-all-scopes exclude each other")
+	}
+	h := headerAuth{actor: c.AuthHeaderActor, partition: c.AuthHeaderPartition, scopes: c.AuthHeaderScopes, trusted: loopback}
+	if len(c.TrustedProxy) > 0 {
+		var err error
+		if h.trusted, err = parseTrusted(c.TrustedProxy); err != nil {
+			return auth{}, err
+		}
+	}
+	return h.auth(s), nil
+}
+
+func (c *serveCmd) checkDevAuth() error {
+	return checkLoopback(c.Listen, c.DevAuthRemote, "--dev-auth-remote")
+}
+
+// checkLoopback refuses an address that others can reach, since development auth allows everything.
+func checkLoopback(listen string, remote bool, flag string) error {
+	host, _, err := net.SplitHostPort(listen)
+	if err != nil {
+		return usagef("--listen: %w", err)
+	}
+	if remote || isLoopback(host) {
+		return nil
+	}
+	return usagef("development auth allows everybody everything, so it listens on loopback addresses only, and %q is none; "+
+		"give %s if whoever reaches it may read and write everything", listen, flag)
+}
+
+func isLoopback(host string) bool {
+	if host == "localhost" {
+		return true
+	}
+	addr, err := netip.ParseAddr(host)
+	return err == nil && addr.Unmap().IsLoopback()
+}
+
+func (f listenFlags) listen(ctx context.Context) (net.Listener, error) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", f.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("%w; is another server running there? --listen takes another address", err)
+	}
+	return l, nil
+}
+
+// Bounds of the HTTP server. The time for a response has bounds of its own in package httpsync.
+const (
+	readHeaderTimeout = 10 * time.Second
+	idleTimeout       = 2 * time.Minute
+)
+
+// serve answers requests until ctx ends, then lets those under way finish. It closes l.
+func (f listenFlags) serve(ctx context.Context, p *program, l net.Listener, h http.Handler) error {
+	// Requests outlive ctx, up to the deadline of the shutdown.
+	requests, cancelRequests := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancelRequests()
+	server := &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: readHeaderTimeout,
+		IdleTimeout:       idleTimeout,
+		ErrorLog:          slog.NewLogLogger(p.log.Handler(), slog.LevelWarn),
+		BaseContext:       func(net.Listener) context.Context { return requests },
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(l) }()
+	select {
+	case err := <-failed:
+		return fmt.Errorf("serve: %w", err)
+	case <-ctx.Done():
+	}
+	p.log.Info("stopping", "timeout", f.ShutdownTimeout)
+	deadline, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.ShutdownTimeout)
+	defer cancel()
+	err := server.Shutdown(deadline)
+	if errors.Is(err, context.DeadlineExceeded) {
+		p.log.Warn("requests were cut off", "timeout", f.ShutdownTimeout)
+		cancelRequests()
+		err = server.Close()
+	}
+	<-failed
+	if err != nil {
+		return fmt.Errorf("stop serving: %w", err)
+	}
+	return nil
+}
+
+// notReady tells why a server does not start, and what to run.
+func notReady(err error, schemaFile string) error {
+	var e *syncpg.NotReadyError
+	if !errors.As(err, &e) {
+		return err
+	}
+	var b strings.Builder
+	b.WriteString("the database cannot be served")
+	for _, c := range e.Failing {
+		fmt.Fprintf(&b, "\n  %s: %v", c.Name, c.Err)
+		switch {
+		case errors.Is(c.Err, schemaddl.ErrNotInstalled), errors.Is(c.Err, schemaddl.ErrFunctionsStale):
+			fmt.Fprintf(&b, "\n  run: syncpg schema apply --schema %s", schemaFile)
+		case c.Help != "":
+			fmt.Fprintf(&b, "\n  %s", c.Help)
+		}
+	}
+	return stateError{&described{b.String(), err}}
+}

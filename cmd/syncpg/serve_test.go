@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/syncpg/syncpg/internal/pgtest"
+)
+
+var sampleFile = filepath.Join("..", "..", "schema", "sample", "sample.ir.json")
+
+func TestServeRefusesADatabaseThatIsNotReady(t *testing.T) {
+	t.Parallel()
+	url := emptyDatabase(t)
+	serve := []string{"serve", "--dev-auth", "--listen", "127.0.0.1:0", "--schema", sampleFile, "--database-url", url}
+
+	r := runCommand(t, serve...)
+	require.Equal(t, exitState, r.code)
+	require.Contains(t, r.stderr, "migrations: the database schema is too old")
+	require.Contains(t, r.stderr, "run `syncpg migrate up`")
+
+	require.Zero(t, runCommand(t, "migrate", "up", "--database-url", url).code)
+	r = runCommand(t, serve...)
+	require.Equal(t, exitState, r.code)
+	require.Contains(t, r.stderr, "run: syncpg schema apply --schema "+sampleFile)
+
+	require.Zero(t, runCommand(t, "schema", "apply", "--schema", sampleFile, "--database-url", url).code)
+	s := startServe(t, serve[1:]...)
+	s.smoke(t)
+	require.Zero(t, s.stop().code)
+
+	other := writeFile(t, "small.json", smallSchema)
+	r = runCommand(t, "serve", "--dev-auth", "--listen", "127.0.0.1:0", "--schema", other, "--database-url", url)
+	require.Equal(t, exitState, r.code)
+	require.Contains(t, r.stderr, "sync.storage.stored_layout_mismatch")
+}
+
+func TestServeBehindAProxyThatAuthenticates(t *testing.T) {
+	t.Parallel()
+	url := pgtest.DSN(t)
+	require.Zero(t, runCommand(t, "schema", "apply", "--schema", sampleFile, "--database-url", url).code)
+	s := startServe(t, "--schema", sampleFile, "--database-url", url,
+		"--auth-header-actor", "X-Actor", "--auth-header-partition", "X-Partition", "--auth-header-scopes", "X-Scopes")
+	headers := []string{
+		"--header", "X-Actor: alice", "--header", "X-Partition: home", "--header", `X-Scopes: {"team_id": ["red"]}`,
+	}
+	s.smoke(t, append(headers, "--scope", "team_id=red")...)
+
+	r := runCommand(t, append([]string{"smoke", "--url", s.url}, headers...)...)
+	require.Equal(t, exitFailed, r.code)
+	require.Contains(t, r.stdout, "the actor may not read these scopes: give values it is allowed with --scope VARIABLE=VALUE")
+
+	r = runCommand(t, "smoke", "--url", s.url)
+	require.Equal(t, exitFailed, r.code)
+	require.Contains(t, r.stdout, "sync.auth_required (HTTP 401)")
+	require.Contains(t, r.stdout, "give others with --token or --header")
+}
+
+func TestSmokePrintsJSON(t *testing.T) {
+	t.Parallel()
+	url := pgtest.DSN(t)
+	require.Zero(t, runCommand(t, "schema", "apply", "--schema", sampleFile, "--database-url", url).code)
+	s := startServe(t, "--dev-auth", "--schema", sampleFile, "--database-url", url)
+
+	r := s.smoke(t, "--json")
+	var report smokeReport
+	require.NoError(t, json.Unmarshal([]byte(r.stdout), &report))
+	require.True(t, report.OK)
+	require.Equal(t, s.url, report.URL)
+	for _, step := range report.Steps {
+		require.True(t, step.OK, step.Name)
+		require.LessOrEqual(t, len(step.Name), stepNameWidth)
+	}
+
+	r = runCommand(t, "smoke", "--json", "--url", s.url, "--token", "wrong")
+	require.Equal(t, exitFailed, r.code)
+	report = smokeReport{}
+	require.NoError(t, json.Unmarshal([]byte(r.stdout), &report))
+	require.False(t, report.OK)
+	last := report.Steps[len(report.Steps)-1]
+	require.False(t, last.OK)
+	require.Contains(t, last.Error, "sync.auth_required")
+	require.Contains(t, last.Look, "--token")
+}
+
+// httpServer runs listenFlags.serve with a handler.
+func httpServer(t *testing.T, f listenFlags, h http.HandlerFunc) (url string, stop context.CancelFunc, done chan error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	f.Listen = "127.0.0.1:0"
+	l, err := f.listen(ctx)
+	require.NoError(t, err)
+	done = make(chan error, 1)
+	go func() { done <- f.serve(ctx, &program{log: slog.New(slog.DiscardHandler)}, l, h) }()
+	return "http://" + l.Addr().String(), cancel, done
+}
+
+type answer struct {
+	body string
+	err  error
+}
+
+func get(t *testing.T, url string) chan answer {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	require.NoError(t, err)
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	got := make(chan answer, 1)
+	go func() {
+		res, err := transport.RoundTrip(req)
+		if err != nil {
+			got <- answer{err: err}
+			return
+		}
+		body, err := io.ReadAll(res.Body)
+		got <- answer{string(body), errorsJoinClose(err, res.Body)}
+	}()
+	return got
+}
+
+func errorsJoinClose(err error, c io.Closer) error {
+	if closeErr := c.Close(); err == nil {
+		return closeErr
+	}
+	return err
+}
+
+func TestShutdownLetsRequestsFinish(t *testing.T) {
+	t.Parallel()
+	entered, release := make(chan struct{}), make(chan struct{})
+	url, stop, done := httpServer(t, listenFlags{ShutdownTimeout: time.Minute}, func(w http.ResponseWriter, r *http.Request) {
+		close(entered)
+		<-release
+		if r.Context().Err() == nil {
+			_, _ = io.WriteString(w, "finished")
+		}
+	})
+	got := get(t, url)
+	<-entered
+	stop()
+	close(release)
+	require.NoError(t, <-done)
+	require.Equal(t, answer{body: "finished"}, <-got)
+}
+
+func TestShutdownCutsRequestsOffAfterItsDeadline(t *testing.T) {
+	t.Parallel()
+	entered, ended := make(chan struct{}), make(chan struct{})
+	url, stop, done := httpServer(t, listenFlags{ShutdownTimeout: time.Millisecond}, func(_ http.ResponseWriter, r *http.Request) {
+		close(entered)
+		<-r.Context().Done()
+		close(ended)
+	})
+	got := get(t, url)
+	<-entered
+	stop()
+	require.NoError(t, <-done)
+	<-ended
+	require.Error(t, (<-got).err)
+}
