@@ -33,8 +33,8 @@ select a.locked::boolean as locked,
        a.row_payloads::bytea[] as row_payloads,
        a.row_column_versions::text[] as row_column_versions,
        a.tombstone_ords::integer[] as tombstone_ords,
-       a.mode_tables::text[] as mode_tables,
-       a.mode_values::smallint[] as mode_values
+       a.tombstone_seqs::bigint[] as tombstone_seqs,
+       a.single_tables::text[] as single_tables
   from syncpg.sync_admit_push(
          p_partition => $1::text, p_now => $2::bigint,
          p_client_ids => $3::text[], p_commit_clients => $4::integer[], p_commit_ids => $5::text[],
@@ -42,7 +42,7 @@ select a.locked::boolean as locked,
        as a(locked, log_epoch, epoch_required, schema_version, pending_projection, max_commit_seq, horizon_seq,
             client_actors, outcome_ords, outcome_statuses, outcome_seqs, outcome_results, outcome_details,
             outcome_recorded, outcome_ids, row_ords, row_versions, row_payloads, row_column_versions,
-            tombstone_ords, mode_tables, mode_values)
+            tombstone_ords, tombstone_seqs, single_tables)
 `
 
 type PushAdmitParams struct {
@@ -76,8 +76,8 @@ type PushAdmitRow struct {
 	RowPayloads       [][]byte
 	RowColumnVersions []string
 	TombstoneOrds     []int32
-	ModeTables        []string
-	ModeValues        []int16
+	TombstoneSeqs     []int64
+	SingleTables      []string
 }
 
 // The push path: admission, append, outcomes. All of it under the partition lock
@@ -85,7 +85,9 @@ type PushAdmitRow struct {
 // PushAdmit admits the commits (client_ids[commit_clients[i]], commit_ids[i]); the
 // rows they touch are (tables[i], row_ids[i]). Guarantees: locked is false exactly
 // when every outcome is known; otherwise everything returned was read after the
-// lock was granted. Locks: the partition's row of sync_partitions FOR UPDATE.
+// lock was granted, and no constraint or trigger is added to the tables before the
+// transaction ends. Locks: the partition's row of sync_partitions FOR UPDATE; the
+// app tables named, ROW EXCLUSIVE.
 func (q *Queries) PushAdmit(ctx context.Context, arg PushAdmitParams) (PushAdmitRow, error) {
 	row := q.db.QueryRow(ctx, PushAdmit,
 		arg.Partition,
@@ -118,8 +120,8 @@ func (q *Queries) PushAdmit(ctx context.Context, arg PushAdmitParams) (PushAdmit
 		&i.RowPayloads,
 		&i.RowColumnVersions,
 		&i.TombstoneOrds,
-		&i.ModeTables,
-		&i.ModeValues,
+		&i.TombstoneSeqs,
+		&i.SingleTables,
 	)
 	return i, err
 }

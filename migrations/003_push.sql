@@ -12,6 +12,10 @@
 -- Every function that probes by key turns sequential scans, hash joins and merge
 -- joins off for itself: its plans live as long as the connection, and one made
 -- while the tables were empty must not become a scan when they have filled up.
+-- On an empty table all indexes cost the same, one that only shares the partition
+-- too. So where a table has more than its primary key, a key is not compared with
+-- = but as a row, >= and <=: nothing but an index that begins with exactly these
+-- columns can answer that.
 
 create function syncpg.sync_open_partition(p_partition text, p_log_epoch text, p_now bigint)
 returns table (log_epoch text, epoch_required boolean)
@@ -91,39 +95,40 @@ $$;
 comment on function syncpg.sync_prefetch_rows(text, text[], text[]) is
   'The current rows named by (p_tables[i], p_row_ids[i]); ord is i. Body generated from the installed schema: one branch per table. Takes no locks.';
 
-create function syncpg.sync_write_mode(p_table regclass)
-returns smallint
+create function syncpg.sync_writes_singly(p_table regclass)
+returns boolean
 language plpgsql stable strict
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
 begin
-  if exists (select 1 from pg_trigger as t where t.tgrelid = p_table)
-     or exists (select 1 from pg_constraint as c where c.conrelid = p_table and (c.contype in ('f', 'x') or c.condeferrable))
-     or exists (select 1 from pg_class as c where c.oid = p_table and (c.relhasrules or c.relispartition or c.relkind <> 'r')) then
-    return 3;
-  end if;
-  if exists (select 1 from pg_index as i where i.indrelid = p_table and i.indisunique and not i.indisprimary)
-     or exists (select 1 from pg_constraint as c where c.conrelid = p_table and c.contype = 'c') then
-    return 2;
-  end if;
-  return 1;
+  return exists (
+    select 1
+      from pg_class as c
+     where c.oid = p_table
+       and (c.relkind <> 'r' or c.relhassubclass or c.relhasrules
+            or c.relhastriggers and exists (select 1 from pg_trigger as t where t.tgrelid = c.oid)
+            or c.relchecks > 0 and exists (
+                 select 1
+                   from pg_constraint as k
+                   join pg_depend as d on d.classid = 'pg_constraint'::regclass and d.objid = k.oid
+                  where k.conrelid = c.oid and k.contype = 'c' and d.refclassid = 'pg_proc'::regclass)));
 end
 $$;
-comment on function syncpg.sync_write_mode(regclass) is
-  'How row writes of a table may be batched without changing an outcome: 1 any order, netted per flush (no constraint or trigger beyond the primary key); 2 runs in operation order (unique indexes and checks, which Postgres tests row by row); 3 one statement per operation (triggers, foreign keys, exclusion or deferrable constraints, rules, inheritance). Takes no locks.';
+comment on function syncpg.sync_writes_singly(regclass) is
+  'Whether each operation on a table needs a statement of its own, since what it does may look beyond its row: triggers (those of foreign keys and deferrable constraints included), rules, inheritance, checks that call a function of the host. Unique indexes, exclusion constraints and other checks are tested row by row, so rows can share a statement. Takes no locks.';
 
-create function syncpg.sync_table_modes(p_tables text[])
-returns table (table_name text, mode smallint)
-language plpgsql stable
+create function syncpg.sync_lock_tables(p_tables text[])
+returns text[]
+language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  return;
+  return '{}';
 end
 $$;
-comment on function syncpg.sync_table_modes(text[]) is
-  'The write mode (sync_write_mode) of each app table named in p_tables, once each. Body generated from the installed schema. Takes no locks.';
+comment on function syncpg.sync_lock_tables(text[]) is
+  'Returns those of the app tables named in p_tables whose operations need a statement each (sync_writes_singly); the answer holds until the transaction ends. Body generated from the installed schema. Locks: the tables named, ROW EXCLUSIVE.';
 
 create function syncpg.sync_find_outcomes(p_partition text, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[])
 returns table (ord integer, status smallint, commit_seq bigint, results bytea, details text, recorded_at_ms bigint, outcome_id uuid)
@@ -163,8 +168,8 @@ returns table (
   outcome_ords integer[], outcome_statuses smallint[], outcome_seqs bigint[], outcome_results bytea[],
   outcome_details text[], outcome_recorded bigint[], outcome_ids uuid[],
   row_ords integer[], row_versions bigint[], row_payloads bytea[], row_column_versions text[],
-  tombstone_ords integer[],
-  mode_tables text[], mode_values smallint[])
+  tombstone_ords integer[], tombstone_seqs bigint[],
+  single_tables text[])
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -213,22 +218,20 @@ begin
      order by k.ord);
 
   if locked then
+    single_tables := syncpg.sync_lock_tables(p_tables);
+
     select array_agg(r.ord), array_agg(r.server_version), array_agg(r.payload), array_agg(coalesce(r.column_versions::text, ''))
       into row_ords, row_versions, row_payloads, row_column_versions
       from syncpg.sync_prefetch_rows(p_partition, p_tables, p_row_ids) as r;
 
-    select array_agg(k.ord::integer) into tombstone_ords
+    select array_agg(k.ord::integer), array_agg(t.commit_seq) into tombstone_ords, tombstone_seqs
       from unnest(p_tables, p_row_ids) with ordinality as k(table_name, row_id, ord)
       cross join lateral (
-        select 1 from syncpg.sync_tombstones as t
-         where t.partition = p_partition and t.table_name = k.table_name and t.row_id = k.row_id
-           and t.commit_seq > sync_admit_push.horizon_seq
+        select x.commit_seq from syncpg.sync_tombstones as x
+         where (x.partition, x.table_name, x.row_id) >= (p_partition, k.table_name, k.row_id)
+           and (x.partition, x.table_name, x.row_id) <= (p_partition, k.table_name, k.row_id)
          limit 1
       ) as t;
-
-    select array_agg(m.table_name), array_agg(m.mode)
-      into mode_tables, mode_values
-      from syncpg.sync_table_modes(p_tables) as m;
 
     update syncpg.sync_partition_registry as r set last_seen_ms = p_now
      where r.partition = p_partition and r.last_seen_ms < p_now - 60000;
@@ -237,7 +240,7 @@ begin
 end
 $$;
 comment on function syncpg.sync_admit_push(text, bigint, text[], integer[], text[], text[], text[]) is
-  'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, write modes of their tables. In arrays, 0 and '' stand for no seq, no details, no owner, no column versions. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then its registry row when last_seen_ms is refreshed.';
+  'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, the tables that need a statement per operation (sync_lock_tables). In arrays, 0 and '' stand for no seq, no details, no owner, no column versions. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then the app tables named, ROW EXCLUSIVE, and its registry row when last_seen_ms is refreshed.';
 
 create function syncpg.sync_append_commits(
   p_partition text, p_base_seq bigint, p_now bigint, p_writer_version integer,
@@ -292,7 +295,8 @@ begin
   if cardinality(p_cleared_rows) > 0 then
     delete from syncpg.sync_tombstones as t
      using unnest(p_cleared_tables, p_cleared_rows) as d(table_name, row_id)
-     where t.partition = p_partition and t.table_name = d.table_name and t.row_id = d.row_id;
+     where (t.partition, t.table_name, t.row_id) >= (p_partition, d.table_name, d.row_id)
+       and (t.partition, t.table_name, t.row_id) <= (p_partition, d.table_name, d.row_id);
   end if;
   return v_last;
 end
@@ -390,8 +394,8 @@ drop function syncpg.sync_record_outcomes(text, bigint, text[], text[], smallint
 drop function syncpg.sync_append_commits(text, bigint, bigint, integer, text[], text[], text[], integer[], integer[], integer[], text[], text[], smallint[], bigint[], bytea[], integer[], text[], integer[], text[], text[], text[], text[]);
 drop function syncpg.sync_admit_push(text, bigint, text[], integer[], text[], text[], text[]);
 drop function syncpg.sync_find_outcomes(text, text[], integer[], text[]);
-drop function syncpg.sync_table_modes(text[]);
-drop function syncpg.sync_write_mode(regclass);
+drop function syncpg.sync_lock_tables(text[]);
+drop function syncpg.sync_writes_singly(regclass);
 drop function syncpg.sync_prefetch_rows(text, text[], text[]);
 drop trigger sync_commits_writer_fence on syncpg.sync_commits;
 drop function syncpg.sync_check_writer_fence();

@@ -23,6 +23,7 @@ var functions = map[string]string{
 	"sync_append_commits":     "volatile",
 	"sync_check_writer_fence": "volatile",
 	"sync_find_outcomes":      "stable",
+	"sync_lock_tables":        "volatile",
 	"sync_open_partition":     "volatile",
 	"sync_prefetch_rows":      "stable",
 	"sync_read_pull_gate":     "stable",
@@ -30,7 +31,6 @@ var functions = map[string]string{
 	"sync_record_client":      "volatile",
 	"sync_record_outcomes":    "volatile",
 	"sync_scan_rows":          "stable",
-	"sync_table_modes":        "stable",
 	"sync_wire_bool":          "immutable",
 	"sync_wire_bytes":         "immutable",
 	"sync_wire_f64":           "immutable",
@@ -39,7 +39,7 @@ var functions = map[string]string{
 	"sync_wire_reverse8":      "immutable",
 	"sync_wire_str":           "stable", // convert_to looks conversions up in the catalog
 	"sync_wire_u32":           "immutable",
-	"sync_write_mode":         "stable",
+	"sync_writes_singly":      "stable",
 }
 
 // securityDefiners run with the rights of their owner. There is none.

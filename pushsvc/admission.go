@@ -29,25 +29,16 @@ type commit struct {
 	known bool
 }
 
-// writeMode says how row writes of a table may be batched (sync_write_mode).
-type writeMode int16
-
-const (
-	modeNetted  writeMode = 1 // only the last state of a row per flush
-	modeOrdered writeMode = 2 // runs in operation order
-	modeSingle  writeMode = 3 // a statement per operation
-)
-
 // admitted is what admission read.
 type admitted struct {
-	locked    bool
-	epoch     gate.Epoch
-	version   int32 // installed schema version
-	pending   string
-	maxSeq    int64
-	actor     string // owner of the client, "" when it is new
-	modeOf    map[string]writeMode
-	newClient bool
+	locked  bool
+	epoch   gate.Epoch
+	version int32 // installed schema version
+	pending string
+	actor   string // owner of the client, "" when it is new
+	// single marks the tables, by index, of which every operation needs a statement
+	// of its own; nil when there are none.
+	single []bool
 }
 
 // transaction is one attempt to push a request.
@@ -62,10 +53,10 @@ type transaction struct {
 	admitted admitted
 	state    *candidate
 
-	nextSeq   int64 // newest seq so far
-	bound     bool  // the client record is written
-	rejected  []*commit
-	savepoint savepointState
+	lastSeq   int64     // newest seq so far
+	bound     bool      // the client record is written
+	rejected  []*commit // not recorded yet
+	aborted   bool      // a statement failed after the savepoint was set
 	committed bool
 }
 
@@ -173,13 +164,18 @@ func (t *transaction) read(row *db.PushAdmitRow, keys []rowKey) error {
 	}
 	t.admitted = admitted{
 		locked: row.Locked, epoch: gate.Epoch{LogEpoch: row.LogEpoch, Required: row.EpochRequired},
-		version: row.SchemaVersion, pending: row.PendingProjection, maxSeq: row.MaxCommitSeq,
-		actor: row.ClientActors[0], modeOf: make(map[string]writeMode, len(row.ModeTables)),
+		version: row.SchemaVersion, pending: row.PendingProjection,
+		actor: row.ClientActors[0],
 	}
-	t.nextSeq = row.MaxCommitSeq
+	t.lastSeq = row.MaxCommitSeq
 	t.s.gate.Note(t.req.Partition, t.admitted.epoch)
-	for i, name := range row.ModeTables {
-		t.admitted.modeOf[name] = writeMode(row.ModeValues[i])
+	for _, name := range row.SingleTables {
+		if table, ok := t.s.schema.Table(name); ok {
+			if t.admitted.single == nil {
+				t.admitted.single = make([]bool, len(t.s.schema.Tables))
+			}
+			t.admitted.single[table.Index] = true
+		}
 	}
 	for i, ord := range row.OutcomeOrds {
 		c := t.commits[ord-1]
@@ -193,8 +189,8 @@ func (t *transaction) read(row *db.PushAdmitRow, keys []rowKey) error {
 		}
 		t.state.load(keys[ord-1], row.RowVersions[i], row.RowPayloads[i], versions)
 	}
-	for _, ord := range row.TombstoneOrds {
-		t.state.loadTombstone(keys[ord-1])
+	for i, ord := range row.TombstoneOrds {
+		t.state.loadTombstone(keys[ord-1], row.TombstoneSeqs[i] > row.HorizonSeq)
 	}
 	return nil
 }

@@ -52,10 +52,7 @@ func (t *transaction) applyRange(ctx context.Context, commits []*commit, last bo
 		return err
 	}
 	failed, err := t.flush(ctx, plan, last)
-	if err == nil {
-		return nil
-	}
-	if !impossibleRow(err) || len(plan.applied) == 0 {
+	if err == nil || failed == nil || !failed.row || !impossibleRow(err) {
 		return err
 	}
 	t.s.log.DebugContext(ctx, "the database refused a push", "commits", len(commits), "error", err)
@@ -70,9 +67,9 @@ func (t *transaction) applyRange(ctx context.Context, commits []*commit, last bo
 		}
 		return t.applyRange(ctx, commits[half:], last)
 	}
-	op, err := t.attribute(ctx, &plan.applied[0], failed)
+	op, err := t.attribute(ctx, &plan.applied[0])
 	if err != nil {
-		return err
+		return fmt.Errorf("looking for the refused operation: %w", err)
 	}
 	commits[0].outcome = rejection(opError(op, ssp2.CodeConstraintViolation, refusedByDatabase))
 	t.rejected = append(t.rejected, commits[0])
@@ -82,7 +79,7 @@ func (t *transaction) applyRange(ctx context.Context, commits []*commit, last bo
 // plan runs the commits over the candidate state and sets their outcomes.
 func (t *transaction) plan(commits []*commit) (*planned, error) {
 	p := &planned{}
-	seq := t.nextSeq
+	seq := t.lastSeq
 	for _, c := range commits {
 		changes, err := t.stage(c)
 		if r := (*refusal)(nil); errors.As(err, &r) {
@@ -98,31 +95,4 @@ func (t *transaction) plan(commits []*commit) (*planned, error) {
 		p.applied = append(p.applied, appliedCommit{c, changes})
 	}
 	return p, nil
-}
-
-// attribute finds the operation of a refused commit that the database refuses by
-// itself: the first in client order.
-func (t *transaction) attribute(ctx context.Context, c *appliedCommit, failed *statement) (int, error) {
-	if len(c.changes) == 1 {
-		return c.changes[0].opIndex, nil
-	}
-	if failed != nil && failed.op >= 0 && t.inOperationOrder(c.changes) {
-		return failed.op, nil
-	}
-	op, err := t.search(ctx, c)
-	if err != nil {
-		return 0, fmt.Errorf("looking for the refused operation: %w", err)
-	}
-	return op, nil
-}
-
-// inOperationOrder says that no statement of the changes was moved past another,
-// so that the first statement to fail is the first operation to fail.
-func (t *transaction) inOperationOrder(changes []change) bool {
-	for i := range changes {
-		if t.admitted.modeOf[changes[i].table.Name] == modeNetted {
-			return false
-		}
-	}
-	return true
 }

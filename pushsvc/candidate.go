@@ -20,8 +20,9 @@ type rowState struct {
 	payload []byte
 	// columns holds the column versions, nil when every column is at version.
 	columns []int64
-	// deleted says that a tombstone inside the horizon stands for an absent row.
-	deleted bool
+	// deletedBy is the commit that deleted an absent row, earlier for one that left
+	// a tombstone inside the horizon, nil when there is none.
+	deletedBy *commit
 
 	values []ssp2.Value // decoded from payload on first use
 	scopes []string     // variable=value, decoded on first use
@@ -46,12 +47,13 @@ func (r *rowState) decode(t *schema.Table) error {
 	return nil
 }
 
-// columnVersion is the version column i was last written at.
+// columnVersion is the version column i was last written at. A column without one
+// counts as written with the row.
 func (r *rowState) columnVersion(i int) int64 {
-	if r.columns == nil {
-		return r.version
+	if i < len(r.columns) {
+		return r.columns[i]
 	}
-	return r.columns[i]
+	return r.version
 }
 
 // candidate is the state of the rows a request names: what admission read, changed
@@ -75,10 +77,12 @@ func (c *candidate) load(key rowKey, version int64, payload []byte, columns []in
 	c.rows[key] = &rowState{version: version, payload: payload, columns: columns}
 }
 
-func (c *candidate) loadTombstone(key rowKey) {
+// loadTombstone takes over a tombstone. One at or below the horizon counts for
+// nothing but has to be cleared.
+func (c *candidate) loadTombstone(key rowKey, insideHorizon bool) {
 	c.graves[key] = true
-	if c.rows[key] == nil {
-		c.rows[key] = &rowState{deleted: true}
+	if insideHorizon && c.rows[key] == nil {
+		c.rows[key] = &rowState{deletedBy: earlier}
 	}
 }
 
@@ -96,7 +100,10 @@ func (c *candidate) bury(commits []appliedCommit) {
 	}
 }
 
-var absent = &rowState{}
+var (
+	absent  = &rowState{}
+	earlier = &commit{} // any commit before this transaction
+)
 
 func (c *candidate) get(key rowKey) *rowState {
 	if r := c.rows[key]; r != nil {

@@ -13,21 +13,12 @@ import (
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-// savepointState says where the transaction stands with its savepoint.
-type savepointState uint8
-
-const (
-	noSavepoint savepointState = iota
-	savepointSet
-	// savepointAborted: a statement failed after the savepoint was set.
-	savepointAborted
-)
-
 // statement is one statement of a flush.
 type statement struct {
 	what     string
-	op       int // the one operation it writes, or -1
-	outcomes bool
+	row      bool // it fails because of what the commits write
+	change   int  // in a search: the change it is about
+	outcomes bool // it returns the outcomes that stood
 }
 
 // Statements of the push path besides transaction control and row writes.
@@ -54,25 +45,42 @@ type flush struct {
 func (t *transaction) newFlush() *flush { return &flush{conn: t.conn.Conn()} }
 
 func (f *flush) queue(what string, s pgtx.Statement, args ...any) {
+	f.add(statement{what: what}, s, args...)
+}
+
+// queueRow queues a statement that may fail because of what the commits write.
+func (f *flush) queueRow(what string, s pgtx.Statement, args ...any) {
+	f.add(statement{what: what, row: true}, s, args...)
+}
+
+func (f *flush) add(st statement, s pgtx.Statement, args ...any) {
 	pgtx.Queue(&f.batch, f.conn, s, args...)
-	f.statements = append(f.statements, statement{what: what, op: -1})
+	f.statements = append(f.statements, st)
+}
+
+// queueChecks queues every deferred check, leaving the constraints deferred.
+func (f *flush) queueChecks() {
+	f.queue("probing", pgtx.ProbeSavepoint)
+	f.queueRow("checking constraints", pgtx.CheckConstraints)
+	f.queue("probing", pgtx.ProbeRollbackTo)
+	f.queue("probing", pgtx.ProbeRelease)
 }
 
 // flush writes a plan together with the rejections not recorded yet. On an error
 // it returns the statement that failed; the transaction can then go on from its
 // savepoint, if it has one.
 func (t *transaction) flush(ctx context.Context, p *planned, last bool) (*statement, error) {
-	t.rejected = append(t.rejected, p.rejected...)
+	outcomes := slices.Concat(t.rejected, p.rejected)
 	if len(p.applied) == 0 && !last {
-		return nil, nil // recorded with the next flush
+		t.rejected = outcomes // recorded with the next flush
+		return nil, nil
 	}
 	f := t.newFlush()
-	if t.savepoint == savepointAborted {
+	if t.aborted {
 		f.queue("taking back a refused commit", pgtx.RollbackTo)
 	}
-	outcomes := slices.Clone(t.rejected)
 	if len(p.applied) > 0 {
-		if t.savepoint == noSavepoint {
+		if !t.aborted {
 			f.queue("setting the savepoint", pgtx.Savepoint)
 		}
 		t.queueWrites(f, p.applied)
@@ -94,16 +102,14 @@ func (t *transaction) flush(ctx context.Context, p *planned, last bool) (*statem
 
 	stood, failed, err := t.run(ctx, f)
 	if err != nil {
-		if failed != nil && (len(p.applied) > 0 || t.savepoint != noSavepoint) {
-			t.savepoint = savepointAborted
-		}
+		t.aborted = true
 		return failed, err
 	}
-	t.savepoint = noSavepoint
+	t.aborted = false
 	t.committed = last
 	t.bound = true
 	t.rejected = nil
-	t.nextSeq += int64(len(p.applied))
+	t.lastSeq += int64(len(p.applied))
 	t.state.bury(p.applied)
 	for _, row := range stood {
 		c := outcomes[row.Ord-1]
@@ -142,37 +148,6 @@ func (t *transaction) run(ctx context.Context, f *flush) (stood []db.PushRecordO
 	return stood, nil, nil
 }
 
-// search runs the operations of a refused commit one by one, each with its own
-// entry of the log, and returns the first that fails.
-func (t *transaction) search(ctx context.Context, c *appliedCommit) (int, error) {
-	f := t.newFlush()
-	f.queue("taking back a refused commit", pgtx.RollbackTo)
-	for i := range c.changes {
-		ch := &c.changes[i]
-		from := len(f.statements)
-		t.queueRows(f, ch.table, []*change{ch})
-		f.queue("probing", pgtx.ProbeSavepoint)
-		if t.admitted.modeOf[ch.table.Name] == modeSingle {
-			f.queue("checking constraints", pgtx.CheckConstraints)
-		}
-		t.queueAppend(f, []appliedCommit{{c.commit, c.changes[i : i+1]}})
-		f.queue("probing", pgtx.ProbeRollbackTo)
-		for k := from; k < len(f.statements); k++ {
-			f.statements[k].op = ch.opIndex
-		}
-	}
-	_, failed, err := t.run(ctx, f)
-	switch {
-	case err == nil:
-		// Each passes alone and all together do not: nobody is to blame but the
-		// commit, which begins with its first change.
-		return c.changes[0].opIndex, nil
-	case failed != nil && failed.op >= 0 && impossibleRow(err):
-		return failed.op, nil
-	}
-	return 0, err
-}
-
 func (f *flush) queueAdmit(p *db.PushAdmitParams) {
 	f.queue("admitting the push", pushAdmit, p.Partition, p.Now, p.ClientIds, p.CommitClients, p.CommitIds, p.Tables, p.RowIds)
 }
@@ -198,9 +173,8 @@ func (t *transaction) queueOutcomes(f *flush, commits []*commit) error {
 	if t.admitted.actor == "" && !t.bound {
 		p.NewClients, p.NewActors = []string{t.req.ClientID}, []string{t.req.Actor}
 	}
-	f.queue("recording outcomes", pushRecordOutcomes, p.Partition, p.Now, p.ClientIds, p.CommitIds, p.Statuses,
+	f.add(statement{what: "recording outcomes", outcomes: true}, pushRecordOutcomes, p.Partition, p.Now, p.ClientIds, p.CommitIds, p.Statuses,
 		p.CommitSeqs, p.Results, p.Details, p.OutcomeIds, p.NewClients, p.NewActors)
-	f.statements[len(f.statements)-1].outcomes = true
 	return nil
 }
 
@@ -211,7 +185,7 @@ func (t *transaction) queueAppend(f *flush, commits []appliedCommit) {
 		total += len(commits[i].changes)
 	}
 	p := db.PushAppendParams{
-		Partition: t.req.Partition, BaseSeq: t.nextSeq, Now: t.now, WriterVersion: t.s.schema.Version,
+		Partition: t.req.Partition, BaseSeq: t.lastSeq, Now: t.now, WriterVersion: t.s.schema.Version,
 		ClientIds: make([]string, n), CommitIds: make([]string, n), ActorIds: make([]string, n), ChangeCounts: make([]int32, n),
 		ChangeCommits: make([]int32, total), ChangeIndexes: make([]int32, total), ChangeTables: make([]string, total),
 		ChangeRows: make([]string, total), ChangeOps: make([]int16, total), ChangeVersions: make([]int64, total),
@@ -267,7 +241,7 @@ func (t *transaction) queueAppend(f *flush, commits []appliedCommit) {
 			p.ClearedRows = append(p.ClearedRows, key.id)
 		}
 	}
-	f.queue("appending to the log", pushAppend, p.Partition, p.BaseSeq, p.Now, p.WriterVersion,
+	f.queueRow("appending to the log", pushAppend, p.Partition, p.BaseSeq, p.Now, p.WriterVersion,
 		p.ClientIds, p.CommitIds, p.ActorIds, p.ChangeCounts,
 		p.ChangeCommits, p.ChangeIndexes, p.ChangeTables, p.ChangeRows, p.ChangeOps, p.ChangeVersions,
 		p.ChangePayloads, p.ChangeScopeSets, p.ScopeSets,

@@ -2,7 +2,9 @@ package pushsvc_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"testing"
 	"time"
 
@@ -182,6 +184,18 @@ func note(id, title string) map[string]any {
 	return map[string]any{"id": id, "project_id": "pr1", "title": title}
 }
 
+// fullNote names every column of a note, which a sparse row has to do to insert.
+func fullNote(id, title string, more ...map[string]any) map[string]any {
+	row := map[string]any{
+		"id": id, "project_id": "pr1", "title": title, "rank": nil, "weight": nil,
+		"done": nil, "meta": nil, "thumb": nil, "file": nil, "body": nil,
+	}
+	for _, m := range more {
+		maps.Copy(row, m)
+	}
+	return row
+}
+
 func remove(table, id string) ssp2.Operation {
 	return ssp2.Operation{Table: table, RowID: id, Op: ssp2.OpDelete}
 }
@@ -189,6 +203,183 @@ func remove(table, id string) ssp2.Operation {
 func base(op ssp2.Operation, version int64) ssp2.Operation {
 	op.BaseVersion = &version
 	return op
+}
+
+// everything grants every scope of the test schema.
+var everything = scope.Allowed{"project_id": {"*"}, "org": {"*"}}
+
+func allow(a scope.Allowed) scope.Resolution { return scope.Resolution{Grants: scope.Compile(a)} }
+
+// client pushes to a partition of its own, so that tests can share a database.
+type client struct {
+	b   *bundle
+	req pushsvc.Request
+	ids *int // commit ids given so far; shared by copies of the client
+}
+
+// client returns a client that is allowed everything in the partition named after
+// the test, and knows the partition's log epoch.
+func (b *bundle) client(t testing.TB, wire ssp2.WireVersion) *client {
+	t.Helper()
+	c := &client{b: b, ids: new(int), req: pushsvc.Request{
+		Partition: t.Name(), Actor: "alice", ClientID: "c1", WireVersion: ssp2.WireV3, Scopes: allow(everything),
+	}}
+	resp, err := b.Push(t.Context(), c.req)
+	require.NoError(t, err)
+	require.True(t, resp.Reset, "a request without an epoch acquires it")
+	c.req.LogEpoch = &resp.LogEpoch
+	return c.as(wire)
+}
+
+// as returns the client speaking another wire version.
+func (c *client) as(wire ssp2.WireVersion) *client {
+	return c.with(func(r *pushsvc.Request) { r.WireVersion = wire })
+}
+
+// with returns a copy of the client whose requests are changed by f.
+func (c *client) with(f func(*pushsvc.Request)) *client {
+	other := *c
+	f(&other.req)
+	return &other
+}
+
+// commit makes a commit with an id of its own.
+func (c *client) commit(ops ...ssp2.Operation) ssp2.PushCommit {
+	*c.ids++
+	return commit(fmt.Sprintf("k%d", *c.ids), ops...)
+}
+
+// request makes a request of this client.
+func (c *client) request(commits ...ssp2.PushCommit) pushsvc.Request {
+	req := c.req
+	req.Commits = commits
+	return req
+}
+
+// send pushes commits in one request and returns their results.
+func (c *client) send(t testing.TB, commits ...ssp2.PushCommit) []ssp2.PushResult {
+	t.Helper()
+	return c.b.push(t, c.request(commits...)).Results
+}
+
+// push pushes one commit and returns its result.
+func (c *client) push(t testing.TB, ops ...ssp2.Operation) ssp2.PushResult {
+	t.Helper()
+	return c.send(t, c.commit(ops...))[0]
+}
+
+// apply pushes commits of one operation that must be applied.
+func (c *client) apply(t testing.TB, ops ...ssp2.Operation) {
+	t.Helper()
+	for _, op := range ops {
+		requireApplied(t, c.push(t, op))
+	}
+}
+
+func requireApplied(t testing.TB, results ...ssp2.PushResult) {
+	t.Helper()
+	for i := range results {
+		require.Equal(t, ssp2.PushApplied, results[i].Status, "%s: %+v", results[i].ClientCommitID, results[i].Results)
+	}
+}
+
+// requireRejected checks a rejection: one record, of this operation.
+func requireRejected(t testing.TB, r ssp2.PushResult, op int, code ssp2.Code) {
+	t.Helper()
+	require.Equal(t, ssp2.PushRejected, r.Status)
+	require.Nil(t, r.CommitSeq)
+	require.Len(t, r.Results, 1)
+	require.Equal(t, string(code), r.Results[0].Code, r.Results[0].Message)
+	require.EqualValues(t, op, r.Results[0].OpIndex)
+	if code != ssp2.CodeVersionConflict {
+		info, ok := ssp2.Lookup(code)
+		require.True(t, ok)
+		require.Equal(t, ssp2.OpError, r.Results[0].Status)
+		require.Equal(t, info.Retryable, r.Results[0].Retryable)
+		require.NotEmpty(t, r.Results[0].Message)
+	}
+}
+
+// storedRow is a row of an app table as the server keeps it.
+type storedRow struct {
+	Version int64
+	Columns []int64        // column versions; nil: none stored
+	Values  map[string]any // from the payload, NULLs left out
+}
+
+// stored reads a row, nil when there is none.
+func (c *client) stored(t testing.TB, table, id string) *storedRow {
+	t.Helper()
+	var r storedRow
+	var payload []byte
+	err := c.b.db.Pool.QueryRow(t.Context(), `select _sync_server_version, _sync_column_versions, _sync_payload from public.`+
+		schemaddl.QuoteIdent(table)+` where _sync_partition = $1 and _sync_row_id = $2`, c.req.Partition, id).Scan(&r.Version, &r.Columns, &payload)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil
+	}
+	require.NoError(t, err)
+	r.Values = c.b.named(t, table, payload)
+	return &r
+}
+
+// named decodes a full row into Go values by column name, NULLs left out.
+func (b *bundle) named(t testing.TB, table string, payload []byte) map[string]any {
+	t.Helper()
+	tab, ok := b.schema.Table(table)
+	require.True(t, ok)
+	row, err := ssp2.DecodeRow(tab.Wire, payload, nil)
+	require.NoError(t, err)
+	named := map[string]any{}
+	for i, col := range tab.Columns {
+		switch v := row[i]; {
+		case v.Null:
+		case col.Type == ssp2.TypeInteger:
+			named[col.Name] = int(v.Int)
+		case col.Type == ssp2.TypeFloat:
+			named[col.Name] = v.Float
+		case col.Type == ssp2.TypeBoolean:
+			named[col.Name] = v.Int != 0
+		default:
+			named[col.Name] = string(v.Bytes)
+		}
+	}
+	return named
+}
+
+// columnsOf names the columns of a presence bitmap.
+func (b *bundle) columnsOf(t testing.TB, table string, bitmap ssp2.Bitmap) []string {
+	t.Helper()
+	tab, ok := b.schema.Table(table)
+	require.True(t, ok)
+	require.Len(t, bitmap, len(ssp2.NewBitmap(len(tab.Columns))))
+	var names []string
+	for i, col := range tab.Columns {
+		if bitmap.Has(i) {
+			names = append(names, col.Name)
+		}
+	}
+	return names
+}
+
+// seq is the partition's newest seq.
+func (c *client) seq(t testing.TB) int64 {
+	t.Helper()
+	return scalar[int64](t, c.b, `select max_commit_seq from syncpg.sync_partitions where partition = $1`, c.req.Partition)
+}
+
+// tombstones counts the partition's tombstones.
+func (c *client) tombstones(t testing.TB) int {
+	t.Helper()
+	return scalar[int](t, c.b, `select count(*) from syncpg.sync_tombstones where partition = $1`, c.req.Partition)
+}
+
+// exec runs statements of the host.
+func (b *bundle) exec(t testing.TB, statements ...string) {
+	t.Helper()
+	for _, sql := range statements {
+		_, err := b.db.Pool.Exec(t.Context(), sql)
+		require.NoError(t, err, sql)
+	}
 }
 
 // scalar reads one value from the database.

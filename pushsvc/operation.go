@@ -37,7 +37,7 @@ func (t *transaction) stage(c *commit) ([]change, error) {
 	mark := t.state.mark()
 	changes := make([]change, 0, len(c.ops))
 	for i := range c.ops {
-		ch, err := t.stageOperation(i, &c.ops[i])
+		ch, err := t.stageOperation(c, i)
 		if err != nil {
 			t.state.rollback(mark)
 			return nil, err
@@ -47,7 +47,7 @@ func (t *transaction) stage(c *commit) ([]change, error) {
 		}
 		next := ch.row
 		if ch.op == ssp2.OpDelete {
-			next = &rowState{deleted: true}
+			next = &rowState{deletedBy: c}
 		}
 		t.state.set(ch.key, next)
 		changes = append(changes, *ch)
@@ -57,7 +57,8 @@ func (t *transaction) stage(c *commit) ([]change, error) {
 
 // stageOperation decides one operation: nil for a delete of an absent row, which
 // is applied and changes nothing (§6.2).
-func (t *transaction) stageOperation(i int, op *ssp2.Operation) (*change, error) {
+func (t *transaction) stageOperation(c *commit, i int) (*change, error) {
+	op := &c.ops[i]
 	table, ok := t.s.schema.Table(op.Table)
 	if !ok {
 		return nil, refuse(i, ssp2.CodeUnknownTable, "the schema has no such table")
@@ -79,7 +80,9 @@ func (t *transaction) stageOperation(i int, op *ssp2.Operation) (*change, error)
 	if stored.exists() {
 		return t.stageUpdate(i, table, key, stored, op, in)
 	}
-	return t.stageInsert(i, table, key, stored, op, in)
+	// A commit may bring back what it deleted itself.
+	deleted := stored.deletedBy != nil && stored.deletedBy != c
+	return t.stageInsert(i, table, key, deleted, op, in)
 }
 
 func (t *transaction) stageDelete(i int, table *schema.Table, key rowKey, stored *rowState) (*change, error) {
@@ -104,6 +107,18 @@ func (in *incoming) has(column int) bool { return in.present == nil || in.presen
 
 func (in *incoming) complete(columns int) bool {
 	return in.present == nil || in.present.Count() == columns
+}
+
+// writtenAfter marks the present columns that were written after a base version. The
+// key, which never changes, and crdt columns, which merge, are left out.
+func (in *incoming) writtenAfter(base int64, table *schema.Table, stored *rowState) ssp2.Bitmap {
+	columns := ssp2.NewBitmap(len(table.Columns))
+	for col, c := range table.Columns {
+		if in.has(col) && col != table.PrimaryKey && c.Type != ssp2.TypeCRDT && stored.columnVersion(col) > base {
+			columns.Set(col)
+		}
+	}
+	return columns
 }
 
 func (t *transaction) sparse() bool { return t.req.WireVersion >= ssp2.WireV3 }
@@ -142,7 +157,8 @@ func (t *transaction) stageUpdate(i int, table *schema.Table, key rowKey, stored
 			return nil, err
 		}
 	} else if op.BaseVersion != nil && *op.BaseVersion != stored.version {
-		return nil, conflict(i, stored, nil, "the row is not at the base version")
+		// The row conflicts as a whole, which a replay in wire version 3 tells.
+		return nil, conflict(i, stored, in.writtenAfter(0, table, stored), "the row is not at the base version")
 	}
 
 	// Scope columns stay what they were (§3.4 rule 5); so do absent ones.
@@ -198,13 +214,7 @@ func checkSparseUpdate(i int, table *schema.Table, stored *rowState, op *ssp2.Op
 	if base > stored.version {
 		return refuse(i, ssp2.CodeInvalidRequest, "the base version is above the row's version")
 	}
-	columns := ssp2.NewBitmap(len(table.Columns))
-	for col, c := range table.Columns {
-		if in.has(col) && col != table.PrimaryKey && c.Type != ssp2.TypeCRDT &&
-			(base <= 0 || stored.columnVersion(col) > base) {
-			columns.Set(col)
-		}
-	}
+	columns := in.writtenAfter(base, table, stored)
 	switch {
 	case base <= 0:
 		return conflict(i, stored, columns, "the row exists already")
@@ -214,20 +224,23 @@ func checkSparseUpdate(i int, table *schema.Table, stored *rowState, op *ssp2.Op
 	return nil
 }
 
-// stageInsert decides an upsert of an absent row (§6.2, SEMANTICS §1).
-func (t *transaction) stageInsert(i int, table *schema.Table, key rowKey, stored *rowState, op *ssp2.Operation, in *incoming) (*change, error) {
-	complete := in.complete(len(table.Columns))
-	scopes, ok := table.RowScopes(in.values, nil)
-	if complete && !ok || ok && !t.permits(scopes) || !ok && !t.mayHaveSeen(table, in) {
+// stageInsert decides an upsert of an absent row (§6.2, SEMANTICS §1). deleted says
+// that there is a tombstone for it.
+func (t *transaction) stageInsert(i int, table *schema.Table, key rowKey, deleted bool, op *ssp2.Operation, in *incoming) (*change, error) {
+	if !t.permitsPayload(table, in) {
 		return nil, forbidden(i)
 	}
 	switch base := op.BaseVersion; {
 	case base != nil && *base != 0:
 		return nil, refuse(i, ssp2.CodeRowMissing, "the row does not exist")
-	case base == nil && stored.deleted && t.sparse():
+	case base == nil && deleted && t.sparse():
 		return nil, refuse(i, ssp2.CodeRowDeleted, "the row was deleted")
-	case !complete:
+	case !in.complete(len(table.Columns)):
 		return nil, refuse(i, ssp2.CodeRowMissing, "the row does not exist and the payload has not every column")
+	}
+	scopes, ok := table.RowScopes(in.values, nil)
+	if !ok {
+		return nil, forbidden(i)
 	}
 	next := &rowState{version: 1, values: in.values, scopes: scopes, payload: in.payload}
 	if in.present != nil {
@@ -246,14 +259,14 @@ func (t *transaction) stageInsert(i int, table *schema.Table, key rowKey, stored
 	return &change{opIndex: i, table: table, key: key, op: ssp2.OpUpsert, row: next, scopes: next.scopes}, nil
 }
 
-// mayHaveSeen authorizes a sparse payload for an absent row that leaves scope
-// columns out: what is present must be permitted, and for the rest the actor must
-// hold something, so that it could have known the row.
-func (t *transaction) mayHaveSeen(table *schema.Table, in *incoming) bool {
-	grants := t.req.Scopes.Grants
-	if t.req.Scopes.Err != nil || grants == nil {
+// permitsPayload authorizes the payload of an absent row (§3.4 rule 2). A sparse one
+// may leave scope columns out: what is present must be permitted, and of the rest
+// the actor must hold something, so that it could have known the row.
+func (t *transaction) permitsPayload(table *schema.Table, in *incoming) bool {
+	if t.req.Scopes.Err != nil {
 		return false
 	}
+	grants := t.req.Scopes.Grants
 	for _, sc := range table.Scopes {
 		if !in.has(sc.Column) {
 			if !grants.Holds(sc.Variable) {
@@ -296,7 +309,7 @@ func (t *transaction) checkValues(i int, table *schema.Table, in *incoming) erro
 
 // permits authorizes a row by all its declared scopes (§3.4 rule 3).
 func (t *transaction) permits(scopes []string) bool {
-	return t.req.Scopes.Err == nil && t.req.Scopes.Grants != nil && t.req.Scopes.Grants.AuthorizeRow(scopes)
+	return t.req.Scopes.Err == nil && t.req.Scopes.Grants.AuthorizeRow(scopes)
 }
 
 func forbidden(i int) error {

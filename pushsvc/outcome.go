@@ -16,9 +16,6 @@ type outcome struct {
 	seq     int64           // applied
 	results []ssp2.OpResult
 	details []ssp2.DetailEntry
-	// unreadable says that the stored record could not be read; such an outcome is
-	// answered and never stored (§6.3).
-	unreadable bool
 }
 
 // opError is a terminating error result.
@@ -42,7 +39,8 @@ func appliedOutcome(seq int64, operations int) *outcome {
 	return &outcome{status: ssp2.PushApplied, seq: seq, results: results}
 }
 
-// storedOutcome reads an outcome record.
+// storedOutcome reads an outcome record. One that cannot be read is answered as a
+// rejection, which is never stored (§6.3).
 func storedOutcome(status int16, seq int64, results []byte, details string) *outcome {
 	o := &outcome{status: ssp2.PushStatus(status), seq: seq}
 	var err error
@@ -50,9 +48,7 @@ func storedOutcome(status int16, seq int64, results []byte, details string) *out
 		err = json.Unmarshal([]byte(details), &o.details)
 	}
 	if err != nil {
-		miss := rejection(opError(0, ssp2.CodeIdempotencyCacheMiss, "the stored result of this commit cannot be read"))
-		miss.unreadable = true
-		return miss
+		return rejection(opError(0, ssp2.CodeIdempotencyCacheMiss, "the stored result of this commit cannot be read"))
 	}
 	return o
 }

@@ -164,17 +164,6 @@ func (s *Service) Push(ctx context.Context, req Request) (*Response, error) {
 	if err := s.Validate(req); err != nil {
 		return nil, err
 	}
-	epoch, err := s.gate.Enter(ctx, req.Partition)
-	if err != nil {
-		return nil, fmt.Errorf("pushing: %w", err)
-	}
-	reset, err := gate.Decide(req.WireVersion, req.LogEpoch, epoch)
-	if err != nil {
-		return nil, err
-	}
-	if reset {
-		return &Response{Reset: true, LogEpoch: epoch.LogEpoch}, nil
-	}
 	for attempt := 1; ; attempt++ {
 		resp, err := s.attempt(ctx, &req)
 		if err == nil || attempt == maxAttempts || !retryable(err) {
@@ -193,8 +182,19 @@ func retryable(err error) bool {
 	return pgtx.Retryable(err) || errors.Is(err, errPartitionGone)
 }
 
-// attempt runs one transaction.
+// attempt enters the partition and runs one transaction.
 func (s *Service) attempt(ctx context.Context, req *Request) (*Response, error) {
+	epoch, err := s.gate.Enter(ctx, req.Partition)
+	if err != nil {
+		return nil, fmt.Errorf("pushing: %w", err)
+	}
+	reset, err := gate.Decide(req.WireVersion, req.LogEpoch, epoch)
+	if err != nil {
+		return nil, err
+	}
+	if reset {
+		return &Response{Reset: true, LogEpoch: epoch.LogEpoch}, nil
+	}
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("waiting for a connection: %w", err)
@@ -209,7 +209,7 @@ func (s *Service) attempt(ctx context.Context, req *Request) (*Response, error) 
 	if err := t.admit(ctx); err != nil {
 		return nil, err
 	}
-	reset, err := t.checkGate()
+	reset, err = t.checkGate()
 	if err != nil {
 		return nil, err
 	}

@@ -5,106 +5,88 @@ import (
 
 	"github.com/jackc/pgx/v5/pgtype"
 
-	"github.com/syncpg/syncpg/internal/pgtx"
 	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/schemaddl"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
 // queueWrites queues the row writes of the commits, so that the outcome is the one
-// of writing operation by operation. Tables without constraints of their own are
-// netted: one statement each, with the last state of every row. The others keep
-// the order of operations and commits.
+// of writing operation by operation: no write is left out for a later one of the
+// same row, since the database might refuse it. Tables of which none has triggers do
+// not see each other, so that the operations on each can be written together; a
+// trigger may look anywhere, so that nothing is moved past it.
 func (t *transaction) queueWrites(f *flush, commits []appliedCommit) {
-	netted := map[int]map[rowKey]*change{}
-	var order []*change // first change of each netted row, in order
+	if t.admitted.single != nil {
+		for i := range commits {
+			t.queueInOrder(f, commits[i].changes)
+		}
+		return
+	}
+	byTable := make([][]*change, len(t.s.schema.Tables))
 	for i := range commits {
 		for j := range commits[i].changes {
 			ch := &commits[i].changes[j]
-			if t.admitted.modeOf[ch.table.Name] != modeNetted {
-				continue
-			}
-			rows := netted[ch.table.Index]
-			if rows == nil {
-				rows = map[rowKey]*change{}
-				netted[ch.table.Index] = rows
-			}
-			if _, ok := rows[ch.key]; !ok {
-				order = append(order, ch)
-			}
-			rows[ch.key] = ch
+			byTable[ch.table.Index] = append(byTable[ch.table.Index], ch)
 		}
 	}
-	for _, table := range t.s.schema.Tables {
-		rows := netted[table.Index]
-		if rows == nil {
-			continue
-		}
-		final := make([]*change, 0, len(rows))
-		for _, first := range order {
-			if first.table == table {
-				final = append(final, rows[first.key])
-			}
-		}
-		t.queueRows(f, table, final)
-	}
-
-	for i := range commits {
-		t.queueOrdered(f, commits[i].changes)
+	for _, changes := range byTable {
+		t.queueRuns(f, changes)
 	}
 }
 
-// queueOrdered queues the changes of one commit to tables that keep the order of
-// operations: runs of one table, one operation and distinct rows, or single
-// operations where the table asks for it. Deferred checks are made at the end.
-func (t *transaction) queueOrdered(f *flush, changes []change) {
-	var run []*change
-	seen := map[rowKey]bool{}
-	end := func() {
-		if len(run) > 0 {
-			t.queueRows(f, run[0].table, run)
-			run = nil
+// queueInOrder queues the changes of one commit in the order of its operations, and
+// then the deferred checks if a table may have some.
+func (t *transaction) queueInOrder(f *flush, changes []change) {
+	ordered := make([]*change, len(changes))
+	deferred := false
+	for i := range changes {
+		ordered[i] = &changes[i]
+		deferred = deferred || t.single(changes[i].table)
+	}
+	t.queueRuns(f, ordered)
+	if deferred {
+		f.queueChecks()
+	}
+}
+
+// single says that every operation on a table needs a statement of its own.
+func (t *transaction) single(table *schema.Table) bool {
+	return t.admitted.single != nil && t.admitted.single[table.Index]
+}
+
+// queueRuns cuts changes into runs and queues a statement for each.
+func (t *transaction) queueRuns(f *flush, changes []*change) {
+	seen := make(map[rowKey]bool, len(changes))
+	start := 0
+	for i, ch := range changes {
+		if i > start && (seen[ch.key] || t.endsRun(changes[i-1], ch)) {
+			t.queueRun(f, changes[start:i])
+			start = i
 			clear(seen)
 		}
-	}
-	single := false
-	for i := range changes {
-		ch := &changes[i]
-		mode := t.admitted.modeOf[ch.table.Name]
-		if mode == modeNetted {
-			continue
-		}
-		if len(run) > 0 && (run[0].table != ch.table || run[0].op != ch.op || seen[ch.key] || mode == modeSingle) {
-			end()
-		}
-		run = append(run, ch)
 		seen[ch.key] = true
-		if mode == modeSingle {
-			single = true
-			end()
-		}
 	}
-	end()
-	if single {
-		f.queue("probing", pgtx.ProbeSavepoint)
-		f.queue("checking constraints", pgtx.CheckConstraints)
-		f.queue("probing", pgtx.ProbeRollbackTo)
-		f.queue("probing", pgtx.ProbeRelease)
+	if start < len(changes) {
+		t.queueRun(f, changes[start:])
 	}
 }
 
-// queueRows queues one statement that writes changes of one table: at most one
-// per row.
-func (t *transaction) queueRows(f *flush, table *schema.Table, changes []*change) {
+// endsRun says that two changes cannot share a statement: it writes one table, and
+// deletes before it upserts.
+func (t *transaction) endsRun(prev, next *change) bool {
+	return next.table != prev.table || t.single(next.table) || prev.op == ssp2.OpUpsert && next.op == ssp2.OpDelete
+}
+
+// queueRun queues one statement that writes changes of one table: at most one per
+// row, deletes first.
+func (t *transaction) queueRun(f *flush, changes []*change) {
+	table := changes[0].table
 	w := rowWrites{stored: t.s.stored[table.Index]}
 	for _, ch := range changes {
 		w.add(table, ch)
 	}
-	f.queue("writing rows", t.s.write[table.Index], t.req.Partition, w.deleted, w.ids, w.versions, w.payloads, w.columns,
+	f.queueRow("writing rows", t.s.write[table.Index], t.req.Partition, w.deleted, w.ids, w.versions, w.payloads, w.columns,
 		w.texts, w.integers, w.floats, w.booleans, w.bytes)
-	if len(changes) == 1 {
-		f.statements[len(f.statements)-1].op = changes[0].opIndex
-	}
 }
 
 // rowWrites holds the parameters of schemaddl.WriteRowsSQL.

@@ -12,13 +12,15 @@ import (
 )
 
 // probing is the header of a generated function that finds rows by key: a plan
-// made while the table was empty must not become a scan when it has filled up.
+// made while the table was empty must not become a scan when it has filled up. For
+// the same reason keys are compared as rows, >= and <=, which only the primary key
+// can answer: on an empty table the scope index seems just as good for =.
 const probing = "set enable_seqscan = off\nset enable_hashjoin = off\nset enable_mergejoin = off\n"
 
 // functions returns the statements that create or replace the generated
 // functions, with their comments and grants.
 func functions(s *schema.Schema, appSchema string) []string {
-	statements := slices.Concat(prefetchRows(s, appSchema), tableModes(s, appSchema), scanRows(s, appSchema))
+	statements := slices.Concat(prefetchRows(s, appSchema), lockTables(s, appSchema), scanRows(s, appSchema))
 	for _, t := range s.Tables {
 		statements = append(statements, writeRows(t, appSchema)...)
 		if t.Materialize {
@@ -59,7 +61,8 @@ func prefetchRows(s *schema.Schema, appSchema string) []string {
       cross join lateral (
         select t._sync_server_version, t._sync_payload, t._sync_column_versions
           from %[2]s.%[3]s as t
-         where t._sync_partition = p_partition and t._sync_row_id = k.row_id
+         where (t._sync_partition, t._sync_row_id) >= (p_partition, k.row_id)
+           and (t._sync_partition, t._sync_row_id) <= (p_partition, k.row_id)
          limit 1
       ) as r
      where k.table_name = %[1]s;
@@ -71,20 +74,26 @@ func prefetchRows(s *schema.Schema, appSchema string) []string {
 		"The current rows named by (p_tables[i], p_row_ids[i]); ord is i. Generated from the installed schema. Takes no locks.")...)
 }
 
-func tableModes(s *schema.Schema, appSchema string) []string {
-	const signature = "syncpg.sync_table_modes(text[])"
-	const header = "create or replace function syncpg.sync_table_modes(p_tables text[])\n" +
-		"returns table (table_name text, mode smallint)\n" +
-		"language plpgsql stable\nset search_path = pg_catalog, pg_temp\nas "
+func lockTables(s *schema.Schema, appSchema string) []string {
+	const signature = "syncpg.sync_lock_tables(text[])"
+	const header = "create or replace function syncpg.sync_lock_tables(p_tables text[])\n" +
+		"returns text[]\n" +
+		"language plpgsql volatile\nset search_path = pg_catalog, pg_temp\nas "
 	var b strings.Builder
-	b.WriteString("begin\n")
+	b.WriteString("declare\n  v_single text[] := '{}';\nbegin\n")
 	for _, t := range s.Tables {
-		fmt.Fprintf(&b, "  if %[1]s = any(p_tables) then\n    table_name := %[1]s;\n    mode := syncpg.sync_write_mode(%[2]s::regclass);\n    return next;\n  end if;\n",
-			quoteLiteral(t.Name), quoteLiteral(QuoteIdent(appSchema)+"."+QuoteIdent(t.Name)))
+		name, table := quoteLiteral(t.Name), QuoteIdent(appSchema)+"."+QuoteIdent(t.Name)
+		fmt.Fprintf(&b, `  if %[1]s = any(p_tables) then
+    lock table %[2]s in row exclusive mode;
+    if syncpg.sync_writes_singly(%[3]s::regclass) then
+      v_single := v_single || %[1]s::text;
+    end if;
+  end if;
+`, name, table, quoteLiteral(table))
 	}
-	b.WriteString("end\n")
+	b.WriteString("  return v_single;\nend\n")
 	return append([]string{header + dollarQuote(b.String())}, closing(signature,
-		"The write mode (sync_write_mode) of each app table named in p_tables, once each. Generated from the installed schema. Takes no locks.")...)
+		"Returns those of the app tables named in p_tables whose operations need a statement each (sync_writes_singly); the answer holds until the transaction ends. Generated from the installed schema. Locks: the tables named, ROW EXCLUSIVE.")...)
 }
 
 // kindParameter names the parameter array of a kind, with its type.
@@ -128,26 +137,47 @@ returns void
 language plpgsql volatile
 set search_path = pg_catalog, %s, pg_temp
 %sas `, name, QuoteIdent(appSchema), probing)
-	body := fmt.Sprintf(`begin
+	// What a trigger skips silently must not enter the log.
+	body := fmt.Sprintf(`declare
+  v_rows bigint;
+begin
   if cardinality(p_deleted) > 0 then
-    delete from %s as t
+    delete from %[1]s as t
      using unnest(p_deleted) as d(row_id)
-     where t._sync_partition = p_partition and t._sync_row_id = d.row_id;
+     where (t._sync_partition, t._sync_row_id) >= (p_partition, d.row_id)
+       and (t._sync_partition, t._sync_row_id) <= (p_partition, d.row_id);
+    get diagnostics v_rows = row_count;
+    if v_rows < cardinality(p_deleted) and exists (
+      select 1
+        from unnest(p_deleted) as d(row_id)
+        cross join lateral (
+          select 1 from %[1]s as t
+           where (t._sync_partition, t._sync_row_id) >= (p_partition, d.row_id)
+             and (t._sync_partition, t._sync_row_id) <= (p_partition, d.row_id)
+           limit 1
+        ) as r
+    ) then
+      raise exception 'a trigger kept a row from being deleted' using errcode = '23000';
+    end if;
   end if;
   if cardinality(p_row_ids) > 0 then
-    insert into %s as t
-      (%s)
-    select %s
+    insert into %[1]s as t
+      (%[2]s)
+    select %[3]s
       from generate_subscripts(p_row_ids, 1) as i(i)
      order by i.i
     on conflict (_sync_partition, _sync_row_id) do update set
-      %s;
+      %[4]s;
+    get diagnostics v_rows = row_count;
+    if v_rows < cardinality(p_row_ids) then
+      raise exception 'a trigger kept a row from being written' using errcode = '23000';
+    end if;
   end if;
 end
-`, table, table,
+`, table,
 		strings.Join(columns, ", "), strings.Join(values, ",\n           "), strings.Join(updates, ",\n      "))
 	return append([]string{header + dollarQuote(body)}, closing(signature,
-		"Writes rows of the table: deletes p_deleted, then inserts or replaces the others in array order; app columns come flattened by kind. Generated from the installed schema. The caller holds the partition lock; locks the rows it writes.")...)
+		"Writes rows of the table: deletes p_deleted, then inserts or replaces the others in array order; app columns come flattened by kind. SQLSTATE 23000 when a trigger kept a row from that. Generated from the installed schema. The caller holds the partition lock; locks the rows it writes.")...)
 }
 
 // encodeRow generates the function that renders a row of the table as the bytes

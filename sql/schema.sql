@@ -3,7 +3,7 @@
 
 CREATE SCHEMA syncpg;
 
-CREATE FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[]) RETURNS TABLE(locked boolean, log_epoch text, epoch_required boolean, schema_version integer, pending_projection text, max_commit_seq bigint, horizon_seq bigint, client_actors text[], outcome_ords integer[], outcome_statuses smallint[], outcome_seqs bigint[], outcome_results bytea[], outcome_details text[], outcome_recorded bigint[], outcome_ids uuid[], row_ords integer[], row_versions bigint[], row_payloads bytea[], row_column_versions text[], tombstone_ords integer[], mode_tables text[], mode_values smallint[])
+CREATE FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[]) RETURNS TABLE(locked boolean, log_epoch text, epoch_required boolean, schema_version integer, pending_projection text, max_commit_seq bigint, horizon_seq bigint, client_actors text[], outcome_ords integer[], outcome_statuses smallint[], outcome_seqs bigint[], outcome_results bytea[], outcome_details text[], outcome_recorded bigint[], outcome_ids uuid[], row_ords integer[], row_versions bigint[], row_payloads bytea[], row_column_versions text[], tombstone_ords integer[], tombstone_seqs bigint[], single_tables text[])
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -52,22 +52,20 @@ begin
      order by k.ord);
 
   if locked then
+    single_tables := syncpg.sync_lock_tables(p_tables);
+
     select array_agg(r.ord), array_agg(r.server_version), array_agg(r.payload), array_agg(coalesce(r.column_versions::text, ''))
       into row_ords, row_versions, row_payloads, row_column_versions
       from syncpg.sync_prefetch_rows(p_partition, p_tables, p_row_ids) as r;
 
-    select array_agg(k.ord::integer) into tombstone_ords
+    select array_agg(k.ord::integer), array_agg(t.commit_seq) into tombstone_ords, tombstone_seqs
       from unnest(p_tables, p_row_ids) with ordinality as k(table_name, row_id, ord)
       cross join lateral (
-        select 1 from syncpg.sync_tombstones as t
-         where t.partition = p_partition and t.table_name = k.table_name and t.row_id = k.row_id
-           and t.commit_seq > sync_admit_push.horizon_seq
+        select x.commit_seq from syncpg.sync_tombstones as x
+         where (x.partition, x.table_name, x.row_id) >= (p_partition, k.table_name, k.row_id)
+           and (x.partition, x.table_name, x.row_id) <= (p_partition, k.table_name, k.row_id)
          limit 1
       ) as t;
-
-    select array_agg(m.table_name), array_agg(m.mode)
-      into mode_tables, mode_values
-      from syncpg.sync_table_modes(p_tables) as m;
 
     update syncpg.sync_partition_registry as r set last_seen_ms = p_now
      where r.partition = p_partition and r.last_seen_ms < p_now - 60000;
@@ -76,7 +74,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[]) IS 'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, write modes of their tables. In arrays, 0 and '' stand for no seq, no details, no owner, no column versions. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then its registry row when last_seen_ms is refreshed.';
+COMMENT ON FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[]) IS 'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, the tables that need a statement per operation (sync_lock_tables). In arrays, 0 and '' stand for no seq, no details, no owner, no column versions. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then the app tables named, ROW EXCLUSIVE, and its registry row when last_seen_ms is refreshed.';
 
 CREATE FUNCTION syncpg.sync_append_commits(p_partition text, p_base_seq bigint, p_now bigint, p_writer_version integer, p_client_ids text[], p_commit_ids text[], p_actor_ids text[], p_change_counts integer[], p_change_commits integer[], p_change_indexes integer[], p_change_tables text[], p_change_rows text[], p_change_ops smallint[], p_change_versions bigint[], p_change_payloads bytea[], p_change_scope_sets integer[], p_scope_sets text[], p_tombstone_commits integer[], p_tombstone_tables text[], p_tombstone_rows text[], p_cleared_tables text[], p_cleared_rows text[]) RETURNS bigint
     LANGUAGE plpgsql
@@ -123,7 +121,8 @@ begin
   if cardinality(p_cleared_rows) > 0 then
     delete from syncpg.sync_tombstones as t
      using unnest(p_cleared_tables, p_cleared_rows) as d(table_name, row_id)
-     where t.partition = p_partition and t.table_name = d.table_name and t.row_id = d.row_id;
+     where (t.partition, t.table_name, t.row_id) >= (p_partition, d.table_name, d.row_id)
+       and (t.partition, t.table_name, t.row_id) <= (p_partition, d.table_name, d.row_id);
   end if;
   return v_last;
 end
@@ -179,6 +178,17 @@ end
 $$;
 
 COMMENT ON FUNCTION syncpg.sync_find_outcomes(p_partition text, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[]) IS 'The stored outcomes of the commits (p_client_ids[p_commit_clients[i]], p_commit_ids[i]); ord is i. Takes no locks.';
+
+CREATE FUNCTION syncpg.sync_lock_tables(p_tables text[]) RETURNS text[]
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  return '{}';
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_lock_tables(p_tables text[]) IS 'Returns those of the app tables named in p_tables whose operations need a statement each (sync_writes_singly); the answer holds until the transaction ends. Body generated from the installed schema. Locks: the tables named, ROW EXCLUSIVE.';
 
 CREATE FUNCTION syncpg.sync_open_partition(p_partition text, p_log_epoch text, p_now bigint) RETURNS TABLE(log_epoch text, epoch_required boolean)
     LANGUAGE plpgsql
@@ -509,17 +519,6 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_scan_rows(p_partition text, p_tables text[], p_scopes text[], p_pins bigint[], p_firsts integer[], p_afters text[], p_limit integer, p_page_bytes bigint, p_max_bytes bigint) IS 'One bootstrap page (§4.7) of each subscription. Body generated from the installed schema: one branch per table and scope variable. Takes no locks.';
 
-CREATE FUNCTION syncpg.sync_table_modes(p_tables text[]) RETURNS TABLE(table_name text, mode smallint)
-    LANGUAGE plpgsql STABLE
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    AS $$
-begin
-  return;
-end
-$$;
-
-COMMENT ON FUNCTION syncpg.sync_table_modes(p_tables text[]) IS 'The write mode (sync_write_mode) of each app table named in p_tables, once each. Body generated from the installed schema. Takes no locks.';
-
 CREATE FUNCTION syncpg.sync_wire_bool(p_value boolean) RETURNS bytea
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -589,26 +588,27 @@ CREATE FUNCTION syncpg.sync_wire_u32(p_value bigint) RETURNS bytea
 
 COMMENT ON FUNCTION syncpg.sync_wire_u32(p_value bigint) IS 'A number from 0 to 2^32-1 as u32: four bytes, little-endian. Takes no locks.';
 
-CREATE FUNCTION syncpg.sync_write_mode(p_table regclass) RETURNS smallint
+CREATE FUNCTION syncpg.sync_writes_singly(p_table regclass) RETURNS boolean
     LANGUAGE plpgsql STABLE STRICT
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
     AS $$
 begin
-  if exists (select 1 from pg_trigger as t where t.tgrelid = p_table)
-     or exists (select 1 from pg_constraint as c where c.conrelid = p_table and (c.contype in ('f', 'x') or c.condeferrable))
-     or exists (select 1 from pg_class as c where c.oid = p_table and (c.relhasrules or c.relispartition or c.relkind <> 'r')) then
-    return 3;
-  end if;
-  if exists (select 1 from pg_index as i where i.indrelid = p_table and i.indisunique and not i.indisprimary)
-     or exists (select 1 from pg_constraint as c where c.conrelid = p_table and c.contype = 'c') then
-    return 2;
-  end if;
-  return 1;
+  return exists (
+    select 1
+      from pg_class as c
+     where c.oid = p_table
+       and (c.relkind <> 'r' or c.relhassubclass or c.relhasrules
+            or c.relhastriggers and exists (select 1 from pg_trigger as t where t.tgrelid = c.oid)
+            or c.relchecks > 0 and exists (
+                 select 1
+                   from pg_constraint as k
+                   join pg_depend as d on d.classid = 'pg_constraint'::regclass and d.objid = k.oid
+                  where k.conrelid = c.oid and k.contype = 'c' and d.refclassid = 'pg_proc'::regclass)));
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_write_mode(p_table regclass) IS 'How row writes of a table may be batched without changing an outcome: 1 any order, netted per flush (no constraint or trigger beyond the primary key); 2 runs in operation order (unique indexes and checks, which Postgres tests row by row); 3 one statement per operation (triggers, foreign keys, exclusion or deferrable constraints, rules, inheritance). Takes no locks.';
+COMMENT ON FUNCTION syncpg.sync_writes_singly(p_table regclass) IS 'Whether each operation on a table needs a statement of its own, since what it does may look beyond its row: triggers (those of foreign keys and deferrable constraints included), rules, inheritance, checks that call a function of the host. Unique indexes, exclusion constraints and other checks are tested row by row, so rows can share a statement. Takes no locks.';
 
 CREATE TABLE syncpg.sync_backfill_checkpoints (
     partition text NOT NULL COLLATE pg_catalog."C",
@@ -911,6 +911,8 @@ REVOKE ALL ON FUNCTION syncpg.sync_check_writer_fence() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_find_outcomes(p_partition text, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[]) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION syncpg.sync_lock_tables(p_tables text[]) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION syncpg.sync_open_partition(p_partition text, p_log_epoch text, p_now bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_prefetch_rows(p_partition text, p_tables text[], p_row_ids text[]) FROM PUBLIC;
@@ -924,8 +926,6 @@ REVOKE ALL ON FUNCTION syncpg.sync_record_client(p_partition text, p_client_id t
 REVOKE ALL ON FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_scan_rows(p_partition text, p_tables text[], p_scopes text[], p_pins bigint[], p_firsts integer[], p_afters text[], p_limit integer, p_page_bytes bigint, p_max_bytes bigint) FROM PUBLIC;
-
-REVOKE ALL ON FUNCTION syncpg.sync_table_modes(p_tables text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_wire_bool(p_value boolean) FROM PUBLIC;
 
@@ -943,4 +943,4 @@ REVOKE ALL ON FUNCTION syncpg.sync_wire_str(p_value text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_wire_u32(p_value bigint) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION syncpg.sync_write_mode(p_table regclass) FROM PUBLIC;
+REVOKE ALL ON FUNCTION syncpg.sync_writes_singly(p_table regclass) FROM PUBLIC;

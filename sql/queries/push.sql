@@ -4,7 +4,9 @@
 -- PushAdmit admits the commits (client_ids[commit_clients[i]], commit_ids[i]); the
 -- rows they touch are (tables[i], row_ids[i]). Guarantees: locked is false exactly
 -- when every outcome is known; otherwise everything returned was read after the
--- lock was granted. Locks: the partition's row of sync_partitions FOR UPDATE.
+-- lock was granted, and no constraint or trigger is added to the tables before the
+-- transaction ends. Locks: the partition's row of sync_partitions FOR UPDATE; the
+-- app tables named, ROW EXCLUSIVE.
 -- name: PushAdmit :one
 select a.locked::boolean as locked,
        coalesce(a.log_epoch, '')::text as log_epoch,
@@ -26,8 +28,8 @@ select a.locked::boolean as locked,
        a.row_payloads::bytea[] as row_payloads,
        a.row_column_versions::text[] as row_column_versions,
        a.tombstone_ords::integer[] as tombstone_ords,
-       a.mode_tables::text[] as mode_tables,
-       a.mode_values::smallint[] as mode_values
+       a.tombstone_seqs::bigint[] as tombstone_seqs,
+       a.single_tables::text[] as single_tables
   from syncpg.sync_admit_push(
          p_partition => @partition::text, p_now => @now::bigint,
          p_client_ids => @client_ids::text[], p_commit_clients => @commit_clients::integer[], p_commit_ids => @commit_ids::text[],
@@ -35,7 +37,7 @@ select a.locked::boolean as locked,
        as a(locked, log_epoch, epoch_required, schema_version, pending_projection, max_commit_seq, horizon_seq,
             client_actors, outcome_ords, outcome_statuses, outcome_seqs, outcome_results, outcome_details,
             outcome_recorded, outcome_ids, row_ords, row_versions, row_payloads, row_column_versions,
-            tombstone_ords, mode_tables, mode_values);
+            tombstone_ords, tombstone_seqs, single_tables);
 
 -- PushAppend appends commits under consecutive seqs after base_seq. Guarantees: no
 -- gap and no number used twice (SQLSTATE SY002 when the log is elsewhere), and
