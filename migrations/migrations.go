@@ -217,18 +217,23 @@ func (m *Migrator) ensureSchema(ctx context.Context) error {
 	err := pgx.BeginFunc(ctx, m.conn, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `select pg_catalog.set_config('lock_timeout', $1, true)`, m.lockTimeout())
 		if err != nil {
-			return err
+			return fmt.Errorf("set lock_timeout: %w", err)
 		}
 		_, err = tx.Exec(ctx, `select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('syncpg: create schema', 0))`)
 		if err != nil {
-			return err
+			return fmt.Errorf("wait for others: %w", err)
 		}
 		var exists bool
-		if err := tx.QueryRow(ctx, `select pg_catalog.to_regnamespace('syncpg') is not null`).Scan(&exists); err != nil || exists {
-			return err
+		if err := tx.QueryRow(ctx, `select pg_catalog.to_regnamespace('syncpg') is not null`).Scan(&exists); err != nil {
+			return fmt.Errorf("look for it: %w", err)
 		}
-		_, err = tx.Exec(ctx, `create schema syncpg`)
-		return err
+		if exists {
+			return nil
+		}
+		if _, err = tx.Exec(ctx, `create schema syncpg`); err != nil {
+			return fmt.Errorf("make it: %w", err)
+		}
+		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("create schema syncpg: %w", lockError(err))
@@ -244,11 +249,13 @@ func (m *Migrator) lockTimeout() string {
 // run moves to a version with tern.
 func (m *Migrator) run(ctx context.Context, to int, up bool) error {
 	setTimeout := func() error {
-		_, err := m.conn.Exec(ctx, `select pg_catalog.set_config('lock_timeout', $1, false)`, m.lockTimeout())
-		return err
+		if _, err := m.conn.Exec(ctx, `select pg_catalog.set_config('lock_timeout', $1, false)`, m.lockTimeout()); err != nil {
+			return fmt.Errorf("set lock_timeout: %w", err)
+		}
+		return nil
 	}
 	if err := setTimeout(); err != nil {
-		return fmt.Errorf("set lock_timeout: %w", err)
+		return err
 	}
 	tern, err := migrate.NewMigrator(ctx, m.conn, VersionTable)
 	if err != nil {
@@ -266,8 +273,7 @@ func (m *Migrator) run(ctx context.Context, to int, up bool) error {
 		}
 	}
 	err = tern.MigrateTo(ctx, int32(to))
-	var bad migrate.BadVersionError
-	if errors.As(err, &bad) {
+	if _, outside := errors.AsType[migrate.BadVersionError](err); outside {
 		state, stateErr := readState(ctx, m.conn)
 		if stateErr != nil {
 			return errors.Join(err, stateErr)
@@ -282,8 +288,8 @@ func (m *Migrator) run(ctx context.Context, to int, up bool) error {
 
 // stepError turns an error of tern into one that names the place in the file.
 func (m *Migrator) stepError(err error) error {
-	var failed migrate.MigrationPgError
-	if !errors.As(err, &failed) {
+	failed, ok := errors.AsType[migrate.MigrationPgError](err)
+	if !ok {
 		return lockError(err)
 	}
 	e := &StepError{Name: failed.MigrationName, Code: failed.Code, err: failed.PgError}
@@ -310,8 +316,7 @@ func lineOf(text, sql string, position int) int {
 }
 
 func lockError(err error) error {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Code == sqlstateLockUnavailable {
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == sqlstateLockUnavailable {
 		return fmt.Errorf("%w: %w", ErrLocked, err)
 	}
 	return err
@@ -404,6 +409,6 @@ func readState(ctx context.Context, db Querier) (state, error) {
 }
 
 func notThere(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && (pg.Code == sqlstateUndefinedTable || pg.Code == sqlstateInvalidSchema)
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && (pg.Code == sqlstateUndefinedTable || pg.Code == sqlstateInvalidSchema)
 }

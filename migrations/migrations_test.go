@@ -242,7 +242,7 @@ func TestStatusAndCheckOfAnOlderDatabase(t *testing.T) {
 	conn := connect(t)
 	m := migrator(t, conn, migrations.Options{})
 	n := count(t)
-	for version := 0; version < n; version++ {
+	for version := range n {
 		if version > 0 {
 			require.NoError(t, migrator(t, conn, migrations.Options{FS: files(t, version)}).Up(ctx))
 		}

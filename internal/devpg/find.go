@@ -77,8 +77,8 @@ func candidates(ctx context.Context, patterns []string) []string {
 	for _, program := range []string{"postgres", "initdb"} {
 		if path, err := exec.LookPath(program); err == nil {
 			// A link in PATH points to the directory that holds the other programs as well.
-			if real, err := filepath.EvalSymlinks(path); err == nil {
-				dirs = append(dirs, filepath.Dir(real))
+			if target, err := filepath.EvalSymlinks(path); err == nil {
+				dirs = append(dirs, filepath.Dir(target))
 			}
 			dirs = append(dirs, filepath.Dir(path))
 		}
@@ -116,16 +116,16 @@ var versionPattern = regexp.MustCompile(`\(PostgreSQL\) ((\d+)(?:\.(\d+))?\S*)`)
 
 // inspect tells whether dir holds initdb and postgres, and of which version.
 func inspect(ctx context.Context, dir string) (Binaries, error) {
-	real, err := filepath.EvalSymlinks(dir)
+	dir, err := filepath.EvalSymlinks(dir)
 	if err != nil {
 		return Binaries{}, fmt.Errorf("resolve directory: %w", err)
 	}
 	for _, program := range []string{"initdb", "postgres"} {
-		if _, err := exec.LookPath(filepath.Join(real, program)); err != nil {
+		if _, err := exec.LookPath(filepath.Join(dir, program)); err != nil {
 			return Binaries{}, fmt.Errorf("look for %s: %w", program, err)
 		}
 	}
-	out, err := exec.CommandContext(ctx, filepath.Join(real, "postgres"), "--version").Output()
+	out, err := exec.CommandContext(ctx, filepath.Join(dir, "postgres"), "--version").Output()
 	if err != nil {
 		return Binaries{}, fmt.Errorf("ask postgres for its version: %w", err)
 	}
@@ -141,7 +141,7 @@ func inspect(ctx context.Context, dir string) (Binaries, error) {
 	if err != nil {
 		return Binaries{}, fmt.Errorf("read minor version: %w", err)
 	}
-	return Binaries{Dir: real, Version: m[1], Major: major, minor: minor}, nil
+	return Binaries{Dir: dir, Version: m[1], Major: major, minor: minor}, nil
 }
 
 // installAdvice says how to get the server binaries on a platform.

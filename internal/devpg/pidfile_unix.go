@@ -32,9 +32,7 @@ func readPIDFile(dataDir string) (pidFile, bool, error) {
 	lines := strings.Split(string(b), "\n")
 	var f pidFile
 	// A standalone backend writes its process id as a negative number.
-	if f.pid, err = strconv.Atoi(strings.TrimPrefix(strings.TrimSpace(lines[0]), "-")); err != nil {
-		return pidFile{}, true, nil
-	}
+	f.pid, _ = strconv.Atoi(strings.TrimPrefix(strings.TrimSpace(lines[0]), "-")) // 0 if it is no number
 	if len(lines) > 3 {
 		f.port, _ = strconv.Atoi(strings.TrimSpace(lines[3]))
 	}

@@ -17,6 +17,6 @@ func worksIn(pid int, dir string) bool {
 	if err != nil {
 		return true
 	}
-	real, err := filepath.EvalSymlinks(dir)
-	return err != nil || cwd == real
+	dir, err = filepath.EvalSymlinks(dir)
+	return err != nil || cwd == dir
 }

@@ -217,15 +217,15 @@ func makeSocketDir(acct account) (string, error) {
 			problem = errors.Join(problem, err)
 			continue
 		}
-		real, err := filepath.EvalSymlinks(dir)
+		path, err := filepath.EvalSymlinks(dir)
 		if err == nil {
-			err = errors.Join(acct.own(real), acct.checkPassage(real))
+			err = errors.Join(acct.own(path), acct.checkPassage(path))
 		}
-		if err == nil && len(real) > socketPathMax {
-			err = fmt.Errorf("path %s is too long for a socket", real)
+		if err == nil && len(path) > socketPathMax {
+			err = fmt.Errorf("path %s is too long for a socket", path)
 		}
 		if err == nil {
-			return real, nil
+			return path, nil
 		}
 		problem = errors.Join(problem, err, os.Remove(dir))
 	}

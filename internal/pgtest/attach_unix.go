@@ -34,35 +34,31 @@ const (
 
 // clusterState is the content of the state file.
 type clusterState struct {
-	DSN string // of the maintenance database
-	PID int    // of the supervisor
+	DSN string `json:"dsn"` // of the maintenance database
+	PID int    `json:"pid"` // of the supervisor
 }
 
-// attach takes a place among the users of the shared server, for the rest of this process's life, and returns the
-// connection string of the server's maintenance database. It starts the supervisor if there is none.
-func attach(ctx context.Context) (string, error) {
+// attach takes a place among the users of the shared server, and returns the connection string of the server's maintenance
+// database. It starts the supervisor if there is none. The place is held for as long as the returned file is open.
+func attach(ctx context.Context) (string, *os.File, error) {
 	root, err := repositoryRoot()
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	dir, err := stateDirectory(root)
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	users, err := lockFile(ctx, filepath.Join(dir, usersLock), syscall.LOCK_SH)
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	dsn, err := findOrStart(ctx, root, dir)
 	if err != nil {
-		return "", errors.Join(err, users.Close())
+		return "", nil, errors.Join(err, users.Close())
 	}
-	place = users
-	return dsn, nil
+	return dsn, users, nil
 }
-
-// place keeps the lock on the users file from being closed with its last reference.
-var place *os.File
 
 func findOrStart(ctx context.Context, root, dir string) (string, error) {
 	start, err := lockFile(ctx, filepath.Join(dir, startLock), syscall.LOCK_EX)

@@ -128,7 +128,9 @@ func TestServerLivesAsLongAsItsUsers(t *testing.T) {
 	// A supervisor that is killed takes the server with it, at the latest when the next one starts.
 	content, err := os.ReadFile(state)
 	require.NoError(t, err)
-	var supervisor struct{ PID int }
+	var supervisor struct {
+		PID int `json:"pid"`
+	}
 	require.NoError(t, json.Unmarshal(content, &supervisor))
 	require.NoError(t, syscall.Kill(supervisor.PID, syscall.SIGKILL))
 	e := startUser(t, dir)

@@ -27,8 +27,9 @@ const startTimeout = 5 * time.Minute
 
 // Cluster is the server that the tests of a run share.
 type Cluster struct {
-	dsn      string // of its maintenance database
-	external bool   // not ours: it stays when the run is over, and so must not gather leftovers
+	dsn      string   // of its maintenance database
+	external bool     // not ours: it stays when the run is over, and so must not gather leftovers
+	place    *os.File // among the users of the server; open for as long as this process lives
 
 	mu        sync.Mutex
 	templates map[string]string // name of the template by key
@@ -56,7 +57,7 @@ func Open(ctx context.Context) (*Cluster, error) {
 		}
 	} else {
 		var err error
-		if c.dsn, err = attach(ctx); err != nil {
+		if c.dsn, c.place, err = attach(ctx); err != nil {
 			return nil, fmt.Errorf("pgtest: start a server: %w", err)
 		}
 	}

@@ -45,7 +45,7 @@ func init() {
 		err = supervise(dir, os.Getenv(envRoot), linger)
 	}
 	if err != nil {
-		fmt.Println(err)
+		fmt.Fprintln(os.Stdout, err)
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -97,7 +97,7 @@ func supervise(dir, root string, linger time.Duration) error {
 	if err := writeState(dir, clusterState{DSN: server.dsn, PID: os.Getpid()}); err != nil {
 		return errors.Join(err, server.stop())
 	}
-	fmt.Println(supervisorReady)
+	fmt.Fprintln(os.Stdout, supervisorReady)
 	if err := os.Stdout.Close(); err != nil {
 		return errors.Join(err, server.stop())
 	}
@@ -125,7 +125,7 @@ func available(dir string) uint64 {
 	if err := syscall.Statfs(dir, &fs); err != nil {
 		return 0
 	}
-	return uint64(fs.Bavail) * uint64(fs.Bsize)
+	return uint64(fs.Bavail) * uint64(fs.Bsize) //nolint:unconvert // the types differ between systems
 }
 
 // awaitUnused returns with the users file locked when the server has had no user for the time of linger. It returns at
