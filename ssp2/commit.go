@@ -177,7 +177,7 @@ func (f *CommitFrame) AppendChange(
 		return f.fail(dst, "a delete with row")
 	case op != OpUpsert && op != OpDelete:
 		return f.fail(dst, "op %d is unknown", op)
-	case !safeInteger(rowVersion):
+	case op == OpUpsert && !safeInteger(rowVersion):
 		return f.fail(dst, "rowVersion %d is outside ±(2^53−1)", rowVersion)
 	case !utf8.ValidString(rowID):
 		return f.fail(dst, "rowId is not well-formed UTF-8")

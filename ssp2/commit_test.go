@@ -68,7 +68,7 @@ func TestCommitFrameRefuses(t *testing.T) {
 		t.Run(rule, func(t *testing.T) {
 			t.Parallel()
 			dst, frame := ssp2.BeginCommitFrame([]byte("kept"), 1, 2, "a", []string{"t"})
-			dst = frame.AppendChange(dst, 0, "fine", ssp2.OpDelete, 0, []string{"a=", "a-b=x=y"}, nil)
+			dst = frame.AppendChange(dst, 0, "fine", ssp2.OpDelete, 1<<60, []string{"a=", "a-b=x=y"}, nil)
 			dst = frame.AppendChange(dst, ch.table, ch.rowID, ch.op, ch.version, ch.scopes, ch.row)
 			dst = frame.AppendChange(dst, 0, "fine", ssp2.OpDelete, 0, nil, nil)
 			require.Equal(t, 1, frame.Changes())
@@ -102,6 +102,7 @@ func TestCommitFrameRefuses(t *testing.T) {
 	}
 }
 
+//nolint:paralleltest // counts what the process allocates
 func TestCommitFrameDoesNotAllocate(t *testing.T) {
 	tables, scopes, row := []string{"notes"}, []string{"project=p1", "team=t1"}, make([]byte, 100)
 	buf := make([]byte, 0, 1<<20)

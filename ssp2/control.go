@@ -3,6 +3,7 @@ package ssp2
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 )
 
@@ -432,9 +433,9 @@ func (f *controlFields) check(problem string) {
 
 // get returns the last member of a name.
 func (f *controlFields) get(name string) ([]byte, bool) {
-	for i := len(f.members) - 1; i >= 0; i-- {
-		if f.members[i].key == name {
-			return f.members[i].value, true
+	for _, m := range slices.Backward(f.members) {
+		if m.key == name {
+			return m.value, true
 		}
 	}
 	return nil, false

@@ -76,13 +76,22 @@ func TestTolerantControlParsing(t *testing.T) {
 	}
 }
 
+func TestControlStringsAreUnescaped(t *testing.T) {
+	t.Parallel()
+
+	ev, err := ssp2.ParseServerEvent([]byte(strings.Replace(helloText, `"s"`,
+		`"\"\\\/\b\f\n\r\t\u00e9\ud83d\ude00 \ud83d\u0041\ude00\ud83d"`, 1)))
+	require.NoError(t, err)
+	require.Equal(t, "\"\\/\b\f\n\r\té😀 \ufffdA\ufffd\ufffd", ev.(*ssp2.Hello).SessionID)
+}
+
 func TestUnknownEventsAreTolerated(t *testing.T) {
 	t.Parallel()
 
 	for text, name := range map[string]string{
 		`{"event":"party","data":7}`: "party",
 		`{"event":"Hello"}`:          "Hello",
-		` {"event":""}`:              "",
+		"{\"event\":\"\"}\n":         "",
 	} {
 		for _, parse := range []func([]byte) (ssp2.ControlEvent, error){ssp2.ParseServerEvent, ssp2.ParseClientEvent} {
 			ev, err := parse([]byte(text))

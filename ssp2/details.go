@@ -188,7 +188,7 @@ func NormalizeDetails(raw string) (string, error) {
 
 // JSON returns the normal form of the details (see [NormalizeDetails]), or a
 // [*DetailsError] when they break a bound.
-func (d Details) JSON() (string, error) {
+func (d *Details) JSON() (string, error) {
 	if problem := d.problem(); problem != "" {
 		return "", detailsError("%s", problem)
 	}

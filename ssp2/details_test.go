@@ -2,7 +2,6 @@ package ssp2_test
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -117,7 +116,7 @@ func TestDetailsOutsideTheirBounds(t *testing.T) {
 			d, err := ssp2.ParseDetails(raw)
 			require.Empty(t, d)
 			var problem *ssp2.DetailsError
-			require.True(t, errors.As(err, &problem), "%v", err)
+			require.ErrorAs(t, err, &problem)
 			_, err = ssp2.NormalizeDetails(raw)
 			require.Equal(t, problem, err)
 

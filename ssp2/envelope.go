@@ -107,8 +107,9 @@ func (t FrameType) kind() Kind {
 	case FrameRespHeader, FramePushResult, FrameSubStart, FrameCommit, FrameSegmentRef, FrameSegmentInline,
 		FrameSubEnd, FrameLease, FramePushResultDetails, FrameError:
 		return KindResponse
+	default:
+		return 0
 	}
-	return 0
 }
 
 // Frame is one decoded frame. END is never a Frame: it is the end of the
@@ -246,8 +247,9 @@ func newFrame(t FrameType) payloadCodec {
 		return new(PushResultDetails)
 	case FrameError:
 		return new(ErrorFrame)
+	default:
+		return nil
 	}
-	return nil
 }
 
 // decodeFrame decodes one payload in a message of kind k. The frame may alias

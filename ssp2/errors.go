@@ -272,8 +272,7 @@ func AppendErrorJSON(dst []byte, e *Error) []byte {
 // CodeOf returns the code of the first [*Error] in err's chain, and "" when
 // there is none.
 func CodeOf(err error) Code {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Code
 	}
 	return ""

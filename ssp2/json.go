@@ -66,8 +66,8 @@ func scanJSON(b []byte, i int) (int, bool) {
 			return 0, false
 		}
 		var ok bool
-		switch ch := b[i]; {
-		case ch == '{' || ch == '[':
+		switch ch := b[i]; ch {
+		case '{', '[':
 			if !open.push(ch == '{') {
 				return 0, false
 			}
@@ -82,19 +82,19 @@ func scanJSON(b []byte, i int) (int, bool) {
 				return 0, false
 			}
 			continue
-		case ch == '"':
+		case '"':
 			if i, ok = scanString(b, i); !ok {
 				return 0, false
 			}
-		case ch == 't':
+		case 't':
 			if i, ok = scanWord(b, i, "true"); !ok {
 				return 0, false
 			}
-		case ch == 'f':
+		case 'f':
 			if i, ok = scanWord(b, i, "false"); !ok {
 				return 0, false
 			}
-		case ch == 'n':
+		case 'n':
 			if i, ok = scanWord(b, i, "null"); !ok {
 				return 0, false
 			}

@@ -19,7 +19,7 @@ var (
 	startFrame  = wireFrame(ssp2.FrameSubStart, payload{}.str("s").u8(1).str("").u32(0).u8(0))
 	endFrame    = wireFrame(ssp2.FrameSubEnd, payload{}.i64(5).none())
 	emptyCommit = wireFrame(ssp2.FrameCommit, payload{}.i64(1).i64(2).str("a").u32(0).u32(0))
-	inlineFrame = wireFrame(ssp2.FrameSegmentInline, payload(segmentHead()).u32(0))
+	inlineFrame = wireFrame(ssp2.FrameSegmentInline, segmentHead().u32(0))
 	errorFrame  = wireFrame(ssp2.FrameError, errorHead().none())
 	okResult    = wireFrame(ssp2.FramePushResult, payload{}.str("k").u8(1).some().i64(9).u32(0))
 	badResult   = wireFrame(ssp2.FramePushResult,

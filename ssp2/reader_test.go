@@ -31,7 +31,7 @@ func TestReaderLimits(t *testing.T) {
 			_, err := readAll(ssp2.NewReader(bytes.NewReader(big), c.limits))
 			require.Equal(t, ssp2.CodeInvalidRequest, ssp2.CodeOf(err))
 			var limit *ssp2.LimitError
-			require.True(t, errors.As(err, &limit))
+			require.ErrorAs(t, err, &limit)
 			require.Equal(t, &ssp2.LimitError{What: c.what, Limit: c.limit}, limit)
 			require.ErrorContains(t, err, "larger than the limit of")
 		})
@@ -54,6 +54,8 @@ func hostile(head payload, length uint32) []byte { return append(head.u32(length
 
 // TestClaimedLengthsAllocateLittle announces 4 GiB in every length field there is
 // and sends next to nothing.
+//
+//nolint:paralleltest // counts what the process allocates
 func TestClaimedLengthsAllocateLittle(t *testing.T) {
 	const all = 1<<32 - 1
 	unlimited := ssp2.Limits{MaxMessageBytes: -1, MaxFrameBytes: -1}
@@ -204,4 +206,30 @@ func TestReadRequestRefusesAResponse(t *testing.T) {
 	require.Equal(t, ssp2.CodeInvalidRequest, ssp2.CodeOf(err))
 	_, err = (&ssp2.Message{WireVersion: ssp2.WireV1, Kind: ssp2.KindRequest}).Request()
 	require.Equal(t, ssp2.CodeInvalidRequest, ssp2.CodeOf(err))
+}
+
+// TestReaderTruncatedEverywhere cuts the vectors at every byte.
+func TestReaderTruncatedEverywhere(t *testing.T) {
+	t.Parallel()
+
+	for _, v := range vectors() {
+		if v.message == nil && v.segment == nil {
+			continue
+		}
+		t.Run(v.kind+"/"+v.name, func(t *testing.T) {
+			t.Parallel()
+			bin, _ := v.encode(t)
+			for cut := range bin {
+				var err error
+				if v.segment != nil {
+					_, err = readSegment(bin[:cut])
+				} else {
+					_, err = readBytes(bin[:cut])
+				}
+				if code := ssp2.CodeOf(err); code != ssp2.CodeInvalidRequest {
+					t.Fatalf("cut at %d: %v", cut, err)
+				}
+			}
+		})
+	}
 }

@@ -138,6 +138,7 @@ func readValue(col *Column, src []byte, n int, v *Value) (int, error) {
 		}
 		v.Int = int64(src[n])
 		return n + 1, nil
+	default: // length-prefixed
 	}
 	if len(src)-n < 4 {
 		return 0, columnError(col, "a length needs 4 bytes, %d left", len(src)-n)
@@ -218,6 +219,7 @@ func appendValue(dst []byte, col *Column, v *Value) ([]byte, error) {
 			return dst, columnError(col, "a boolean is 0 or 1, not %d", v.Int)
 		}
 		return append(dst, byte(v.Int)), nil
+	default: // length-prefixed
 	}
 	if problem := textProblem(col.Type, v.Bytes); problem != "" {
 		return dst, columnError(col, "%s", problem)

@@ -81,6 +81,7 @@ func TestRowValuesAliasTheInput(t *testing.T) {
 	require.Equal(t, 3, cap(vals[0].Bytes), "appending cannot write into the row")
 }
 
+//nolint:paralleltest // counts what the process allocates
 func TestRowCodecDoesNotAllocate(t *testing.T) {
 	row := mustRow(specimenColumns, fullSpecimen())
 	sparse := sparseSpecimen()

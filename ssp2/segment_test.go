@@ -2,7 +2,6 @@ package ssp2_test
 
 import (
 	"bytes"
-	"errors"
 	"io"
 	"testing"
 
@@ -192,7 +191,7 @@ func TestSegmentReaderLimits(t *testing.T) {
 				_, err = r.NextBlock()
 			}
 			var limit *ssp2.LimitError
-			require.True(t, errors.As(err, &limit), "%v", err)
+			require.ErrorAs(t, err, &limit)
 			require.Equal(t, c.what, limit.What)
 		})
 	}

@@ -112,9 +112,8 @@ func AppendSparseRow(dst []byte, cols []Column, primaryKey int, present Bitmap, 
 	if _, err := splitBitmap(present, len(cols), "presence bitmap"); err != nil {
 		return dst, err
 	}
-	buf := append(dst, present...)
-	nulls := len(buf)
-	buf = appendZeros(buf, bitmapLen(present.Count()))
+	nulls := len(dst) + len(present)
+	buf := appendZeros(append(dst, present...), bitmapLen(present.Count()))
 	ordinal := 0
 	for i := range cols {
 		if !present.Has(i) {

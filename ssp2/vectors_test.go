@@ -58,7 +58,7 @@ func null() ssp2.Value           { return ssp2.Value{Null: true} }
 func fullSpecimen() []ssp2.Value {
 	return []ssp2.Value{
 		text("sp-7"), integer(-12), float(0.375), integer(1), text(`{"era" : ["J","K"],  "n": 1e2}`),
-		raw(0, 1, 254, 255), text(blobRefText), raw(9, 8, 7), text("Saint-Émilion 𝛼"),
+		raw(0, 1, 254, 255), text(blobRefText), raw(9, 8, 7), text("Čachtice 𝛼"),
 	}
 }
 
