@@ -83,7 +83,7 @@ func oneLine(err error) string {
 	}
 	var parts []string
 	seen := map[string]bool{}
-	for _, line := range strings.Split(err.Error(), "\n") {
+	for line := range strings.SplitSeq(err.Error(), "\n") {
 		if line = strings.TrimSpace(line); line != "" && !seen[line] {
 			seen[line] = true
 			parts = append(parts, line)
@@ -97,8 +97,7 @@ func connectError(cfg *pgx.ConnConfig, err error) error {
 		return err
 	}
 	help := "is the server running there, and does it accept connections from here?"
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
 		switch pg.Code {
 		case "28P01", "28000":
 			help = "check user and password"

@@ -30,7 +30,7 @@ type devCmd struct {
 }
 
 // Help explains the command.
-func (devCmd) Help() string {
+func (*devCmd) Help() string {
 	return `Starts PostgreSQL from the machine's own binaries on a directory that is kept between runs, migrates it, installs ` +
 		`the schema and serves it. Whoever sends the header "Authorization: Bearer dev:<actor>:<partition>" is that actor in ` +
 		`that partition, and may read and write everything in it. Ctrl-C stops all of it.
@@ -83,7 +83,7 @@ func (c *devCmd) Run(ctx context.Context, p *program) (err error) {
 		Schema: s, AppSchema: c.AppSchema, Authenticate: a.authenticate, ResolveScopes: a.resolveScopes, Logger: p.log,
 	})
 	if err != nil {
-		return err
+		return fmt.Errorf("make the server: %w", err)
 	}
 	if err := c.announce(p, l, pg, s, name); err != nil {
 		return err

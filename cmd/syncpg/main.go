@@ -128,7 +128,7 @@ func run(ctx context.Context, args, environ []string, stdin io.Reader, stdout, s
 }
 
 func newParser(c *cli, p *program) (*kong.Kong, error) {
-	return kong.New(
+	parser, err := kong.New(
 		c,
 		kong.Name("syncpg"),
 		kong.Description(description),
@@ -139,6 +139,10 @@ func newParser(c *cli, p *program) (*kong.Kong, error) {
 		kong.ExplicitGroups([]kong.Group{{Key: "auth", Title: "Authentication:"}}),
 		p.settings.Options(),
 	)
+	if err != nil {
+		return nil, fmt.Errorf("describe the command line: %w", err)
+	}
+	return parser, nil
 }
 
 // flagHelp adds the variables that set a flag to its help.
@@ -152,17 +156,16 @@ func flagHelp(v *kong.Value) string {
 
 // usage reports an error about the command line or the settings.
 func (p *program) usage(args []string, parser *kong.Kong, err error) int {
-	command := "syncpg"
-	// Of what was typed only the names of commands, at most two, are worth repeating.
-	for node := parser.Model.Node; len(args) > 0; args = args[1:] {
-		child := childNamed(node, args[0])
+	// Of what was typed only the names of commands are worth repeating.
+	command := parser.Model.Node
+	for _, arg := range args {
+		child := childNamed(command, arg)
 		if child == nil {
 			break
 		}
-		command += " " + child.Name
-		node = child
+		command = child
 	}
-	_, _ = fmt.Fprintf(p.stderr, "syncpg: %v\nRun \"%s --help\" for how to use it.\n", err, command)
+	_, _ = fmt.Fprintf(p.stderr, "syncpg: %v\nRun \"%s --help\" for how to use it.\n", err, command.FullPath())
 	return exitUsage
 }
 
@@ -178,7 +181,6 @@ func childNamed(node *kong.Node, name string) *kong.Node {
 // report turns the end of a command into an exit code, and says what is to be said.
 func (p *program) report(ctx context.Context, selected *kong.Context, err error) int {
 	var usage usageError
-	var state stateError
 	switch {
 	case err == nil:
 		return exitOK
@@ -191,7 +193,7 @@ func (p *program) report(ctx context.Context, selected *kong.Context, err error)
 		err = errors.New("interrupted")
 	}
 	_, _ = fmt.Fprintf(p.stderr, "syncpg: %v\n", explain(err))
-	if errors.As(err, &state) {
+	if errors.As(err, new(stateError)) {
 		return exitState
 	}
 	return exitFailed

@@ -94,7 +94,7 @@ func TestHelpOfEveryCommand(t *testing.T) {
 				name += "-" + strings.ReplaceAll(command, " ", "-")
 			}
 			golden(t, filepath.Join("help", name+".txt"), r.stdout)
-			for _, line := range strings.Split(r.stdout, "\n") {
+			for line := range strings.SplitSeq(r.stdout, "\n") {
 				require.LessOrEqual(t, len([]rune(line)), 80, "line %q", line)
 			}
 		})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/jackc/pgx/v5"
 
@@ -17,7 +18,7 @@ type migrateCmd struct {
 }
 
 // Help explains the group.
-func (migrateCmd) Help() string {
+func (*migrateCmd) Help() string {
 	return "The migrations make the schema \"syncpg\" with everything the server keeps beside the app's own tables. They are " +
 		"compiled in, and work one after the other, each in a transaction, over one connection, which must go to the server " +
 		"directly and not through a pooler in transaction mode."
@@ -115,7 +116,7 @@ func (c *migrateDownCmd) Run(ctx context.Context, p *program) error {
 type migrateStatusCmd struct{ migrateFlags }
 
 // Help explains the command.
-func (migrateStatusCmd) Help() string {
+func (*migrateStatusCmd) Help() string {
 	return "Exit code 3 says that migrations are pending, or that the database is newer than this program."
 }
 
@@ -174,7 +175,7 @@ func (c *migrateStatusCmd) print(p *program, s migrationStatus) error {
 		if r.Breaking {
 			breaking = "yes"
 		}
-		rows = append(rows, []string{fmt.Sprint(r.Version), state, breaking, r.Name})
+		rows = append(rows, []string{strconv.Itoa(r.Version), state, breaking, r.Name})
 	}
 	return table(p.stdout, "", rows)
 }

@@ -16,7 +16,7 @@ type renderCmd struct {
 }
 
 // Help explains the command.
-func (renderCmd) Help() string {
+func (*renderCmd) Help() string {
 	return "Prints the debug rendering of the protocol (§11): for people, never for programs. The input is the body of a " +
 		"request or response, or a rows segment, uncompressed."
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -53,7 +54,7 @@ type schemaFlags struct {
 type schemaCheckCmd struct{ schemaFlags }
 
 // Help explains the command.
-func (schemaCheckCmd) Help() string {
+func (*schemaCheckCmd) Help() string {
 	return "Without a database only the file is checked. With one, exit code 3 says that the database differs. Nothing is written."
 }
 
@@ -110,7 +111,7 @@ type schemaApplyCmd struct {
 }
 
 // Help explains the command.
-func (schemaApplyCmd) Help() string {
+func (*schemaApplyCmd) Help() string {
 	return "Creates the app's tables, their indexes and the generated functions, in one transaction. Applying the installed " +
 		"schema again changes nothing, except that generated functions of another build are replaced. Moving an installed " +
 		"schema to another version is not supported yet."
@@ -165,7 +166,8 @@ func (c *schemaApplyCmd) Run(ctx context.Context, p *program) error {
 // printSchema lists the tables of a schema.
 func printSchema(p *program, s *schema.Schema, name string) error {
 	p.printf("%s: schema version %d, %s\n\n", name, s.Version, plural(len(s.Tables), "table"))
-	rows := [][]string{{"TABLE", "COLUMNS", "KEY", "SCOPES", "INDEXES", "REFERENCES"}}
+	rows := make([][]string, 1, 1+len(s.Tables))
+	rows[0] = []string{"TABLE", "COLUMNS", "KEY", "SCOPES", "INDEXES", "REFERENCES"}
 	for _, t := range s.Tables {
 		var scopes, references []string
 		for _, sc := range t.Scopes {
@@ -175,8 +177,8 @@ func printSchema(p *program, s *schema.Schema, name string) error {
 			references = append(references, fmt.Sprintf("%s → %s", t.Columns[r.Column].Name, r.Parent.Name))
 		}
 		rows = append(rows, []string{
-			t.Name, fmt.Sprint(len(t.Columns)), t.Columns[t.PrimaryKey].Name, strings.Join(scopes, ", "),
-			fmt.Sprint(len(t.Indexes)), strings.Join(references, ", "),
+			t.Name, strconv.Itoa(len(t.Columns)), t.Columns[t.PrimaryKey].Name, strings.Join(scopes, ", "),
+			strconv.Itoa(len(t.Indexes)), strings.Join(references, ", "),
 		})
 	}
 	return table(p.stdout, "", rows)

@@ -35,7 +35,7 @@ type serveCmd struct {
 }
 
 // Help explains the command.
-func (serveCmd) Help() string {
+func (*serveCmd) Help() string {
 	return `Serves POST /sync, GET /healthz and GET /readyz. It checks first that the database has the migrations and the ` +
 		`schema it needs, and otherwise names the command that brings them; it never changes them itself.
 
@@ -68,7 +68,7 @@ func (c *serveCmd) Run(ctx context.Context, p *program) error {
 		Schema: s, AppSchema: c.AppSchema, Authenticate: a.authenticate, ResolveScopes: a.resolveScopes, Logger: p.log,
 	})
 	if err != nil {
-		return err
+		return fmt.Errorf("make the server: %w", err)
 	}
 	if err := server.Ready(ctx); err != nil {
 		return notReady(err, c.Schema)
@@ -162,10 +162,10 @@ func (f listenFlags) serve(ctx context.Context, p *program, l net.Listener, h ht
 		ErrorLog:          slog.NewLogLogger(p.log.Handler(), slog.LevelWarn),
 		BaseContext:       func(net.Listener) context.Context { return requests },
 	}
-	failed := make(chan error, 1)
-	go func() { failed <- server.Serve(l) }()
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(l) }()
 	select {
-	case err := <-failed:
+	case err := <-ended:
 		return fmt.Errorf("serve: %w", err)
 	case <-ctx.Done():
 	}
@@ -178,7 +178,9 @@ func (f listenFlags) serve(ctx context.Context, p *program, l net.Listener, h ht
 		cancelRequests()
 		err = server.Close()
 	}
-	<-failed
+	if serveErr := <-ended; !errors.Is(serveErr, http.ErrServerClosed) {
+		err = errors.Join(err, serveErr)
+	}
 	if err != nil {
 		return fmt.Errorf("stop serving: %w", err)
 	}

@@ -122,17 +122,11 @@ func get(t *testing.T, url string) chan answer {
 			got <- answer{err: err}
 			return
 		}
+		defer func() { _ = res.Body.Close() }()
 		body, err := io.ReadAll(res.Body)
-		got <- answer{string(body), errorsJoinClose(err, res.Body)}
+		got <- answer{string(body), err}
 	}()
 	return got
-}
-
-func errorsJoinClose(err error, c io.Closer) error {
-	if closeErr := c.Close(); err == nil {
-		return closeErr
-	}
-	return err
 }
 
 func TestShutdownLetsRequestsFinish(t *testing.T) {

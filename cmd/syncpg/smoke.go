@@ -26,7 +26,7 @@ type smokeCmd struct {
 }
 
 // Help explains the command.
-func (smokeCmd) Help() string {
+func (*smokeCmd) Help() string {
 	return `Acts as two clients, in wire versions 2 and 3: acquires the log epoch, pushes inserts, updates, a conflict, a ` +
 		`replay and deletes, bootstraps, follows the log, and compares what both clients end up with, rows, values and ` +
 		`versions, with what was written. Stops at the first step that fails, with exit code 1.
@@ -73,7 +73,7 @@ func (c *smokeCmd) Run(ctx context.Context, p *program) error {
 			p.printStep(s)
 		}
 	})
-	var failure *smoke.Failure
+	var failure *smoke.StepError
 	if err != nil && !errors.As(err, &failure) {
 		return usageError{err}
 	}

@@ -159,8 +159,6 @@ func (f *fake) segment(rows ...ssp2.SegmentRow) []byte {
 	return b
 }
 
-func ptr[T any](v T) *T { return &v }
-
 var (
 	ok7     = ssp2.ScopeMap{"team_id": {"7"}}
 	header  = &ssp2.ResponseHeader{LogEpoch: "e1"}
@@ -302,7 +300,7 @@ func TestExternalSegmentIsDownloadedAndVerified(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, c.Rows("notes"), "a")
 	last := f.headers[len(f.headers)-1]
-	require.Equal(t, `{"team_id":["7"]}`, last.Get("X-Syncular-Scopes"))
+	require.Equal(t, string(ssp2.AppendCanonicalScopes(nil, ok7)), last.Get("X-Syncular-Scopes"))
 	require.Equal(t, "Bearer x", last.Get("Authorization"))
 
 	f.segments[ref.SegmentID] = append(payload[:len(payload)-4], 1, 0, 0, 0)
@@ -322,7 +320,7 @@ func TestPushReturnsOneOutcomePerCommit(t *testing.T) {
 		{ClientCommitID: "2", Operations: []ssp2.Operation{{Table: "notes", RowID: "a", Op: ssp2.OpDelete}}},
 	}
 	applied := &ssp2.PushResult{
-		ClientCommitID: "1", Status: ssp2.PushApplied, CommitSeq: ptr(int64(1)),
+		ClientCommitID: "1", Status: ssp2.PushApplied, CommitSeq: new(int64(1)),
 		Results: []ssp2.OpResult{{Status: ssp2.OpApplied}},
 	}
 	rejected := &ssp2.PushResult{
@@ -342,10 +340,10 @@ func TestPushReturnsOneOutcomePerCommit(t *testing.T) {
 		"another order":     {header, rejected, applied},
 		"a commit not sent": {header, applied, &ssp2.PushResult{ClientCommitID: "3", Status: ssp2.PushRejected, Results: rejected.Results}},
 		"applied, results missing": {header, &ssp2.PushResult{
-			ClientCommitID: "1", Status: ssp2.PushApplied, CommitSeq: ptr(int64(1)),
+			ClientCommitID: "1", Status: ssp2.PushApplied, CommitSeq: new(int64(1)),
 		}, rejected},
 		"applied with an error": {header, &ssp2.PushResult{
-			ClientCommitID: "1", Status: ssp2.PushApplied, CommitSeq: ptr(int64(1)), Results: rejected.Results,
+			ClientCommitID: "1", Status: ssp2.PushApplied, CommitSeq: new(int64(1)), Results: rejected.Results,
 		}, rejected},
 		"rejected without a reason": {header, applied, &ssp2.PushResult{ClientCommitID: "2", Status: ssp2.PushRejected}},
 		"rejected at an operation there is not": {header, applied, &ssp2.PushResult{
@@ -567,7 +565,7 @@ func TestSchemaFloorIsAnError(t *testing.T) {
 	t.Parallel()
 	f, c := setup(t)
 	f.respond(ssp2.WireV2, &ssp2.ResponseHeader{
-		RequiredSchemaVersion: ptr(int32(5)), LatestSchemaVersion: ptr(int32(6)), LogEpoch: "e1", ResetRequired: true,
+		RequiredSchemaVersion: new(int32(5)), LatestSchemaVersion: new(int32(6)), LogEpoch: "e1", ResetRequired: true,
 	})
 	err := c.Acquire(t.Context())
 	var floor *client.FloorError

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"mime"
 	"net/http"
 	"net/url"
@@ -62,13 +63,11 @@ func (c *Client) round(ctx context.Context, req *ssp2.Request, a *answer) error 
 
 // send sends a request and returns the decompressed body of an answer of the wanted type.
 func (c *Client) send(r *http.Request, wanted string) (io.ReadCloser, error) {
-	for name, values := range c.cfg.Header {
-		r.Header[name] = values
-	}
+	maps.Copy(r.Header, c.cfg.Header)
 	r.Header.Set("Accept-Encoding", "zstd, gzip")
 	res, err := c.http.Do(r)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // It names method and URL.
+		return nil, err // It names method and URL.
 	}
 	body, err := decompress(res)
 	if err != nil {
@@ -115,7 +114,7 @@ type decompressed struct {
 
 func (d decompressed) Close() error {
 	d.closeReader()
-	return d.body.Close() //nolint:wrapcheck // A pass-through.
+	return d.body.Close()
 }
 
 // decompress undoes the Content-Encoding (§1.3).

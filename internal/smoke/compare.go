@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -76,9 +77,9 @@ func show(t ssp2.ColumnType, v ssp2.Value) string {
 	case v.Null:
 		return "NULL"
 	case t == ssp2.TypeInteger:
-		return fmt.Sprint(v.Int)
+		return strconv.FormatInt(v.Int, 10)
 	case t == ssp2.TypeBoolean:
-		return fmt.Sprint(v.Int != 0)
+		return strconv.FormatBool(v.Int != 0)
 	case t == ssp2.TypeFloat:
 		return fmt.Sprint(v.Float)
 	case t != ssp2.TypeBytes && t != ssp2.TypeCRDT && utf8.Valid(v.Bytes):

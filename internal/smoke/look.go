@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"strings"
@@ -33,16 +34,18 @@ func checkReady(ctx context.Context, o Options) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("make the request: %w", err)
 	}
-	for name, values := range o.Header {
-		r.Header[name] = values
-	}
+	maps.Copy(r.Header, o.Header)
 	res, err := o.HTTP.Do(r)
 	if err != nil {
 		return "", err
 	}
 	defer res.Body.Close()
 	var body struct {
-		Checks []struct{ Name, Status, Help string }
+		Checks []struct {
+			Name   string `json:"name"`
+			Status string `json:"status"`
+			Help   string `json:"help"`
+		} `json:"checks"`
 	}
 	text, err := io.ReadAll(io.LimitReader(res.Body, maxReadyBody))
 	if err != nil {
@@ -132,9 +135,10 @@ func lookAtCode(code ssp2.Code) string {
 		return "a constraint of the database refuses made-up values: choose a table without it with --table"
 	case ssp2.CodeClientWireUnsupported:
 		return "the server does not serve this wire version for the partition"
+	default:
+		if info, ok := ssp2.Lookup(code); !ok || info.Category == ssp2.CategoryInternal {
+			return "the server's log has the cause"
+		}
+		return ""
 	}
-	if info, ok := ssp2.Lookup(code); !ok || info.Category == ssp2.CategoryInternal {
-		return "the server's log has the cause"
-	}
-	return ""
 }

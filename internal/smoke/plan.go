@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/syncpg/syncpg/schema"
@@ -201,7 +202,7 @@ func (m *maker) chooseScopes(tables []*schema.Table, fixed map[string]string) er
 			if _, ok := m.scopes[s.Variable]; ok {
 				continue
 			}
-			candidates := []string{m.prefix, fmt.Sprint(m.rand.IntN(1 << 40)), "true"}
+			candidates := []string{m.prefix, strconv.Itoa(m.rand.IntN(1 << 40)), "true"}
 			if text, ok := fixed[s.Variable]; ok {
 				candidates = []string{text}
 			}
@@ -314,8 +315,7 @@ func (m *maker) value(c *schema.Column) ssp2.Value {
 		// The order of keys and the space must come back as they are.
 		return ssp2.Value{Bytes: fmt.Appendf(nil, `{"text": "%s ✓","nr":%d}`, m.prefix, m.rand.Uint32())}
 	case ssp2.TypeBytes:
-		b := []byte{0x00, 0xff}
-		return ssp2.Value{Bytes: append(b, m.token()...)}
+		return ssp2.Value{Bytes: []byte("\x00\xff" + m.token())}
 	default:
 		return ssp2.Value{Bytes: []byte(m.prefix + "-" + m.token())}
 	}

@@ -49,10 +49,10 @@ type Step struct {
 	Look   string // after a failure: what to look at, "" when there is nothing to propose
 }
 
-// Failure is the error of a run that ended in a failed step.
-type Failure struct{ Step Step }
+// StepError is the failed step that ended a run.
+type StepError struct{ Step Step }
 
-func (f *Failure) Error() string {
+func (f *StepError) Error() string {
 	name := f.Step.Name
 	if f.Step.Wire != 0 {
 		name = fmt.Sprintf("wire version %d: %s", f.Step.Wire, name)
@@ -61,9 +61,9 @@ func (f *Failure) Error() string {
 }
 
 // Unwrap returns the error of the step.
-func (f *Failure) Unwrap() error { return f.Step.Err }
+func (f *StepError) Unwrap() error { return f.Step.Err }
 
-// Run checks a server, calls report after every step, and stops at the first that fails with a [Failure]. Other errors
+// Run checks a server, calls report after every step, and stops at the first that fails with a [StepError]. Other errors
 // are about the options; then nothing has been sent.
 func Run(ctx context.Context, o Options, report func(Step)) error {
 	target, err := Choose(o.Schema, o.Table)
@@ -81,11 +81,11 @@ func Run(ctx context.Context, o Options, report func(Step)) error {
 	if _, err := crand.Read(seed[:]); err != nil {
 		return fmt.Errorf("make a random seed: %w", err)
 	}
-	random := rand.New(rand.NewChaCha8(seed))
+	random := rand.New(rand.NewChaCha8(seed)) //nolint:gosec // Made-up values have to differ, not to be secret.
 
 	passes := make([]*pass, len(o.Wires))
 	for i, wire := range o.Wires {
-		if passes[i], err = newPass(o, target, wire, random, report); err != nil {
+		if passes[i], err = newPass(o, target, wire, random); err != nil {
 			return err
 		}
 	}
@@ -104,10 +104,10 @@ func Run(ctx context.Context, o Options, report func(Step)) error {
 
 // runner times and reports steps.
 type runner struct {
-	ctx     context.Context //nolint:containedctx // The context of one Run, which all steps share.
+	ctx     context.Context // of the one Run that all steps share
 	wire    ssp2.WireVersion
 	report  func(Step)
-	failure *Failure
+	failure *StepError
 }
 
 // step runs one step and reports whether it passed.
@@ -117,7 +117,7 @@ func (r *runner) step(name string, f func() (detail string, err error)) bool {
 	s := Step{Wire: r.wire, Name: name, Detail: detail, Took: time.Since(start), Err: err}
 	if err != nil {
 		s.Look = whatToLookAt(err)
-		r.failure = &Failure{s}
+		r.failure = &StepError{s}
 	}
 	r.report(s)
 	return err == nil
@@ -136,7 +136,7 @@ type pass struct {
 	seq    int64 // newest commit seq seen
 }
 
-func newPass(o Options, target *schema.Table, wire ssp2.WireVersion, random *rand.Rand, report func(Step)) (*pass, error) {
+func newPass(o Options, target *schema.Table, wire ssp2.WireVersion, random *rand.Rand) (*pass, error) {
 	p, m, err := newPlan(target, o.Scopes, random)
 	if err != nil {
 		return nil, err
@@ -184,7 +184,7 @@ func (p *pass) run() bool {
 		}
 		return fmt.Sprintf("%d rows of %s, commit %d", len(inserts.Operations), p.tableNames(), p.seq), nil
 	}) && p.step("push an update of the version it was made for", func() (string, error) {
-		op := p.update(rows[0], 1, first)
+		op := p.update(rows[0], first)
 		if _, err := p.pushApplied(p.newCommit(op.Operation)); err != nil {
 			return "", err
 		}
@@ -193,7 +193,7 @@ func (p *pass) run() bool {
 	})
 	if ok && p.wire >= ssp2.WireV3 && first != second {
 		ok = p.step("push an old update of another column, which is no conflict", func() (string, error) {
-			op := p.update(rows[0], 1, second)
+			op := p.update(rows[0], second)
 			if _, err := p.pushApplied(p.newCommit(op.Operation)); err != nil {
 				return "", err
 			}
@@ -202,7 +202,7 @@ func (p *pass) run() bool {
 		})
 	}
 	return ok && p.step("push an update of an old version: a conflict", func() (_ string, err error) {
-		op := p.update(rows[0], 1, first)
+		op := p.update(rows[0], first)
 		stale = p.newCommit(op.Operation)
 		rejected, err = p.pushConflict(stale, rows[0], first)
 		return "", err
@@ -222,7 +222,7 @@ func (p *pass) run() bool {
 	}) && p.step("pull the log with the first client, and compare", func() (string, error) {
 		return p.compare(p.writer)
 	}) && p.step("push an insert, an update and a delete in one request", func() (string, error) {
-		op := p.update(rows[1], 1, first, second)
+		op := p.update(rows[1], first, second)
 		err := p.pushAll(p.newCommit(p.inserts(rows[3])...), p.newCommit(op.Operation), p.newCommit(deletes(rows[0])...))
 		if err != nil {
 			return "", err
@@ -291,10 +291,11 @@ type update struct {
 	values []ssp2.Value
 }
 
-// update changes columns of a row that was read at a version.
-func (p *pass) update(r row, base int64, columns ...int) update {
+// update changes columns of a row that was read when it was new.
+func (p *pass) update(r row, columns ...int) update {
 	present := ssp2.NewBitmap(len(r.values))
 	present.Set(r.table.PrimaryKey)
+	base := int64(1)
 	stored := p.want.row(r).Values
 	values := slices.Clone(stored)
 	for _, c := range columns {

@@ -227,7 +227,7 @@ func TestRunFindsWhatIsWrong(t *testing.T) {
 			m, server := newModel(t, s)
 			m.tamper = tc.tamper
 			steps, err := run(t, smoke.Options{URL: server.URL, Schema: s, HTTP: server.Client()})
-			var failure *smoke.Failure
+			var failure *smoke.StepError
 			require.ErrorAs(t, err, &failure)
 			last := steps[len(steps)-1]
 			require.Equal(t, last, failure.Step)
@@ -326,7 +326,7 @@ func TestFailuresSayWhatToLookAt(t *testing.T) {
 				tc.change(&o, m)
 			}
 			_, err := run(t, o)
-			var failure *smoke.Failure
+			var failure *smoke.StepError
 			require.ErrorAs(t, err, &failure)
 			require.ErrorContains(t, err, tc.err)
 			require.Contains(t, failure.Step.Look, tc.look)
