@@ -367,6 +367,18 @@ func (c *client) seq(t testing.TB) int64 {
 	return scalar[int64](t, c.b, `select max_commit_seq from syncpg.sync_partitions where partition = $1`, c.req.Partition)
 }
 
+// log renders the partition's changes: seq, index, op, row id, version.
+func (c *client) log(t testing.TB) []string {
+	t.Helper()
+	rows, err := c.b.db.Pool.Query(t.Context(), `
+		select commit_seq || ' ' || change_index || case op when 1 then ' upsert ' else ' delete ' end || row_id || ' ' || coalesce(row_version::text, '-')
+		  from syncpg.sync_changes where partition = $1 order by commit_seq, change_index`, c.req.Partition)
+	require.NoError(t, err)
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	return lines
+}
+
 // tombstones counts the partition's tombstones.
 func (c *client) tombstones(t testing.TB) int {
 	t.Helper()
