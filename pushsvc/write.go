@@ -97,7 +97,7 @@ type rowWrites struct {
 	versions []int64
 	payloads [][]byte
 	columns  []pgtype.Text
-	texts    [][]byte // nil: NULL
+	texts    []pgtype.Text
 	integers []pgtype.Int8
 	floats   []pgtype.Float8
 	booleans []pgtype.Bool
@@ -125,7 +125,7 @@ func (w *rowWrites) add(table *schema.Table, ch *change) {
 		case schemaddl.KindBytes:
 			w.bytes = append(w.bytes, nullable(v))
 		default:
-			w.texts = append(w.texts, nullable(v))
+			w.texts = append(w.texts, pgtype.Text{String: string(v.Bytes), Valid: !v.Null})
 		}
 	}
 }
