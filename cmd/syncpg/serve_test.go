@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"path/filepath"
 	"testing"
 	"time"
@@ -161,4 +162,25 @@ func TestShutdownCutsRequestsOffAfterItsDeadline(t *testing.T) {
 	require.NoError(t, <-done)
 	<-ended
 	require.Error(t, (<-got).err)
+}
+
+// The modes that poolers in transaction mode ask for, and the smallest pool.
+func TestServeWorksInEveryModeOfTheDriver(t *testing.T) {
+	t.Parallel()
+	base := pgtest.DSN(t)
+	require.Zero(t, runCommand(t, "schema", "apply", "--schema", sampleFile, "--database-url", base).code)
+	for _, mode := range []string{"cache_statement", "cache_describe", "describe_exec", "exec", "simple_protocol"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			u, err := url.Parse(base)
+			require.NoError(t, err)
+			q := u.Query()
+			q.Set("default_query_exec_mode", mode)
+			q.Set("pool_max_conns", "1")
+			u.RawQuery = q.Encode()
+			s := startServe(t, "--dev-auth", "--schema", sampleFile, "--database-url", u.String())
+			s.smoke(t)
+			require.Zero(t, s.stop().code)
+		})
+	}
 }
