@@ -38,7 +38,8 @@ test/catalog: ## Check search_path, volatility, comments and grants of the SQL o
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (60s)
 	@set -e; for package in $$($(GO) list ./...); do \
-		for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz' || true); do \
+		targets=$$($(GO) test -list '^Fuzz' $$package); \
+		for target in $$(echo "$$targets" | grep '^Fuzz' || true); do \
 			echo "$$package $$target"; \
 			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$package; \
 		done; \
