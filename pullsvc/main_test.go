@@ -62,8 +62,11 @@ type bundle struct {
 	schema  *schema.Schema
 	counter *pgtest.Counter
 	now     time.Time
-	rows    map[string]map[string]*row // by table and row id
-	seq     int64                      // newest commit
+	// What was written, to the partition of that name.
+	partition string
+	rows      map[string]map[string]*row // by table and row id
+	seq       int64                      // newest commit
+	horizon   int64
 }
 
 // row is a row as the server has it.
@@ -84,8 +87,8 @@ func setup(t testing.TB, change ...func(*pgtest.Options, *pullsvc.Config)) *bund
 	t.Helper()
 	b := &bundle{
 		schema: testSchema(t), counter: &pgtest.Counter{}, now: time.UnixMilli(1_750_000_000_000),
-		rows: map[string]map[string]*row{"items": {}, "docs": {}, "typed": {}},
 	}
+	b.inPartition(partition)
 	options := pgtest.Options{
 		TemplateKey: "pullsvc", Counter: b.counter,
 		Setup: func(ctx context.Context, conn *pgx.Conn) error {
@@ -105,6 +108,12 @@ func setup(t testing.TB, change ...func(*pgtest.Options, *pullsvc.Config)) *bund
 	require.NoError(t, err)
 	b.Service = s
 	return b
+}
+
+// inPartition makes an empty partition the one that is written to.
+func (b *bundle) inPartition(name string) {
+	b.partition, b.seq, b.horizon = name, 0, 0
+	b.rows = map[string]map[string]*row{"items": {}, "docs": {}, "typed": {}}
 }
 
 // with changes the configuration of the service.
@@ -140,9 +149,9 @@ func (b *bundle) commit(t testing.TB, changes ...change) int64 {
 	t.Helper()
 	b.seq++
 	batch := &pgx.Batch{}
-	batch.Queue(`update syncpg.sync_partitions set max_commit_seq = $2 where partition = $1`, partition, b.seq)
+	batch.Queue(`update syncpg.sync_partitions set max_commit_seq = $2 where partition = $1`, b.partition, b.seq)
 	batch.Queue(`insert into syncpg.sync_commits (partition, commit_seq, client_id, client_commit_id, actor_id, created_at_ms, writer_version, change_count)
-		values ($1, $2, 'writer', $2::bigint::text, 'actor-' || $2::bigint, $2::bigint * 1000, 3, $3)`, partition, b.seq, len(changes))
+		values ($1, $2, 'writer', $2::bigint::text, 'actor-' || $2::bigint, $2::bigint * 1000, 3, $3)`, b.partition, b.seq, len(changes))
 	for i, c := range changes {
 		if c.values == nil {
 			b.queueDelete(t, batch, i, c)
@@ -158,9 +167,9 @@ func (b *bundle) commit(t testing.TB, changes ...change) int64 {
 
 func (b *bundle) queueLog(batch *pgx.Batch, i int, c change, op ssp2.Op, version *int64, scopes []string, payload []byte) {
 	batch.Queue(`insert into syncpg.sync_changes (partition, commit_seq, change_index, table_name, row_id, op, row_version, scopes, payload)
-		values ($1, $2, $3, $4, $5, $6, $7, $8, $9)`, partition, b.seq, i, c.table, c.id, int16(op), version, scopes, payload)
+		values ($1, $2, $3, $4, $5, $6, $7, $8, $9)`, b.partition, b.seq, i, c.table, c.id, int16(op), version, scopes, payload)
 	batch.Queue(`insert into syncpg.sync_change_scopes (partition, table_name, scope_key, commit_seq)
-		select $1, $2, k, $3 from unnest($4::text[]) as k on conflict do nothing`, partition, c.table, b.seq, scopes)
+		select $1, $2, k, $3 from unnest($4::text[]) as k on conflict do nothing`, b.partition, c.table, b.seq, scopes)
 }
 
 func (b *bundle) queueDelete(t testing.TB, batch *pgx.Batch, i int, c change) {
@@ -170,7 +179,7 @@ func (b *bundle) queueDelete(t testing.TB, batch *pgx.Batch, i int, c change) {
 		require.Contains(t, b.rows[c.table], c.id)
 		scopes = b.rows[c.table][c.id].scopes
 		delete(b.rows[c.table], c.id)
-		batch.Queue(`delete from public.`+c.table+` where _sync_partition = $1 and _sync_row_id = $2`, partition, c.id)
+		batch.Queue(`delete from public.`+c.table+` where _sync_partition = $1 and _sync_row_id = $2`, b.partition, c.id)
 	}
 	b.queueLog(batch, i, c, ssp2.OpDelete, nil, scopes, nil)
 }
@@ -188,7 +197,7 @@ func (b *bundle) queueUpsert(t testing.TB, batch *pgx.Batch, i int, c change) {
 		r.version = old.version + 1
 	}
 	b.rows[c.table][c.id] = r
-	args := []any{partition, c.id, r.version, payload}
+	args := []any{b.partition, c.id, r.version, payload}
 	names, places, sets := "_sync_partition, _sync_row_id, _sync_server_version, _sync_payload", "$1, $2, $3, $4",
 		"_sync_server_version = excluded._sync_server_version, _sync_payload = excluded._sync_payload"
 	for k, col := range table.Columns {
@@ -229,10 +238,11 @@ func wireValues(t testing.TB, values []any) []ssp2.Value {
 // prune deletes the log up to a seq (§4.6).
 func (b *bundle) prune(t testing.TB, horizon int64) {
 	t.Helper()
+	b.horizon = horizon
 	batch := &pgx.Batch{}
-	batch.Queue(`update syncpg.sync_partitions set horizon_seq = $2 where partition = $1`, partition, horizon)
+	batch.Queue(`update syncpg.sync_partitions set horizon_seq = $2 where partition = $1`, b.partition, horizon)
 	for _, table := range []string{"sync_commits", "sync_changes", "sync_change_scopes"} {
-		batch.Queue(`delete from syncpg.`+table+` where partition = $1 and commit_seq <= $2`, partition, horizon)
+		batch.Queue(`delete from syncpg.`+table+` where partition = $1 and commit_seq <= $2`, b.partition, horizon)
 	}
 	require.NoError(t, pgx.BeginFunc(t.Context(), b.db.Pool, func(tx pgx.Tx) error {
 		return tx.SendBatch(t.Context(), batch).Close()
@@ -391,7 +401,7 @@ type record struct {
 func (b *bundle) record(t testing.TB, client string) *record {
 	t.Helper()
 	rows, err := b.db.Pool.Query(t.Context(), `select actor_id, wire_version, cursor, subscriptions, updated_at_ms
-		from syncpg.sync_clients where partition = $1 and client_id = $2`, partition, client)
+		from syncpg.sync_clients where partition = $1 and client_id = $2`, b.partition, client)
 	require.NoError(t, err)
 	all, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByPos[record])
 	require.NoError(t, err)
