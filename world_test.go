@@ -88,7 +88,10 @@ func must[T any](v T, err error) T {
 func get(url string) string {
 	r := must(http.NewRequestWithContext(context.Background(), http.MethodGet, url, nil))
 	r.Close = true // leave no connection behind
-	res := must(http.DefaultClient.Do(r))
+	res, err := http.DefaultClient.Do(r)
+	if err != nil {
+		panic(err)
+	}
 	defer func() { _ = res.Body.Close() }()
 	return string(must(io.ReadAll(res.Body)))
 }

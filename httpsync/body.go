@@ -109,7 +109,7 @@ func (b *gzipBody) Read(p []byte) (int, error) {
 		}
 		b.started = true
 	}
-	return b.z.Read(p)
+	return b.z.Read(p) //nolint:wrapcheck // a Reader passes io.EOF on as it is
 }
 
 func tooLarge(limit int64, cause error) error {

@@ -24,7 +24,7 @@ const (
 // that compresses best. A client that names none, or refuses all, gets none.
 func negotiate(lines []string) coding {
 	weights := map[string]float64{}
-	for _, element := range strings.Split(strings.Join(lines, ","), ",") {
+	for element := range strings.SplitSeq(strings.Join(lines, ","), ",") {
 		name, params, _ := strings.Cut(element, ";")
 		name = strings.ToLower(strings.TrimSpace(name))
 		if name == "x-gzip" {
@@ -53,7 +53,7 @@ func negotiate(lines []string) coding {
 // weight reads the q parameter of an element; one that cannot be read counts as
 // a refusal.
 func weight(params string) float64 {
-	for _, p := range strings.Split(params, ";") {
+	for p := range strings.SplitSeq(params, ";") {
 		name, value, _ := strings.Cut(p, "=")
 		if strings.EqualFold(strings.TrimSpace(name), "q") {
 			q, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
@@ -73,16 +73,36 @@ type encoder interface {
 	Reset(w io.Writer)
 }
 
-// encoders holds the encoders of a coding between responses.
-var encoders = map[coding]*sync.Pool{
-	gzipped: {New: func() any {
-		z, err := gzip.NewWriterLevel(io.Discard, gzip.BestSpeed)
+// encoderPool keeps the encoders of a coding between responses.
+type encoderPool struct {
+	pool sync.Pool
+	make func() encoder
+}
+
+func (p *encoderPool) get(w io.Writer) encoder {
+	e, ok := p.pool.Get().(encoder)
+	if !ok {
+		e = p.make()
+	}
+	e.Reset(w)
+	return e
+}
+
+// put takes an encoder back, whatever state it is in.
+func (p *encoderPool) put(e encoder) {
+	e.Reset(nil) // the pool must not keep the response alive
+	p.pool.Put(e)
+}
+
+var encoders = map[coding]*encoderPool{
+	gzipped: {make: func() encoder {
+		z, err := gzip.NewWriterLevel(nil, gzip.BestSpeed)
 		if err != nil {
 			panic(err) // the level is a constant
 		}
 		return z
 	}},
-	zstded: {New: func() any {
+	zstded: {make: func() encoder {
 		z, err := zstd.NewWriter(nil,
 			zstd.WithEncoderLevel(zstd.SpeedFastest),
 			zstd.WithEncoderConcurrency(1), // compresses in the goroutine that writes

@@ -72,8 +72,15 @@ func decoder(t *testing.T, coding string, body io.Reader) io.Reader {
 	return body
 }
 
-// open posts a request to a server without undoing the compression.
-func open(t *testing.T, server *httptest.Server, coding string) *http.Response {
+// answered is a response whose body is still to be read, compressed as it came.
+type answered struct {
+	status int
+	header http.Header
+	body   io.Reader
+}
+
+// open posts a request to a server.
+func open(t *testing.T, server *httptest.Server, coding string) answered {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+"/sync", bytes.NewReader(request(t)))
 	require.NoError(t, err)
@@ -85,7 +92,7 @@ func open(t *testing.T, server *httptest.Server, coding string) *http.Response {
 	res, err := server.Client().Do(r)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = res.Body.Close() })
-	return res
+	return answered{res.StatusCode, res.Header, res.Body}
 }
 
 func serve(t *testing.T, cfg httpsync.Config) *httptest.Server {
@@ -105,12 +112,12 @@ func TestCompressionRoundTrips(t *testing.T) {
 			t.Parallel()
 			for range 3 { // the encoders are used again
 				res := open(t, server, coding)
-				require.Equal(t, http.StatusOK, res.StatusCode)
-				require.Equal(t, httpsync.ContentType, res.Header.Get("Content-Type"))
-				require.Equal(t, coding, res.Header.Get("Content-Encoding"))
-				require.Equal(t, "Accept-Encoding", res.Header.Get("Vary"))
-				require.Equal(t, "no-store", res.Header.Get("Cache-Control"))
-				packed, err := io.ReadAll(res.Body)
+				require.Equal(t, http.StatusOK, res.status)
+				require.Equal(t, httpsync.ContentType, res.header.Get("Content-Type"))
+				require.Equal(t, coding, res.header.Get("Content-Encoding"))
+				require.Equal(t, "Accept-Encoding", res.header.Get("Vary"))
+				require.Equal(t, "no-store", res.header.Get("Cache-Control"))
+				packed, err := io.ReadAll(res.body)
 				require.NoError(t, err)
 				if coding != "" {
 					require.Less(t, len(packed), len(response(2000))/4)
@@ -128,9 +135,9 @@ func TestASmallResponseIsNotCompressed(t *testing.T) {
 	server := serve(t, httpsync.Config{Rounds: answer(1)})
 	for _, coding := range codings {
 		res := open(t, server, coding)
-		require.Empty(t, res.Header.Get("Content-Encoding"))
-		require.Equal(t, strconv.Itoa(len(response(1))), res.Header.Get("Content-Length"))
-		body, err := io.ReadAll(res.Body)
+		require.Empty(t, res.header.Get("Content-Encoding"))
+		require.Equal(t, strconv.Itoa(len(response(1))), res.header.Get("Content-Length"))
+		body, err := io.ReadAll(res.body)
 		require.NoError(t, err)
 		require.Equal(t, response(1), body)
 	}
@@ -161,8 +168,8 @@ func TestFlushedBytesArriveWhileTheRoundGoesOn(t *testing.T) {
 				}),
 			})
 			res := open(t, server, coding)
-			require.Equal(t, coding, res.Header.Get("Content-Encoding"))
-			body := decoder(t, coding, res.Body)
+			require.Equal(t, coding, res.header.Get("Content-Encoding"))
+			body := decoder(t, coding, res.body)
 			got := make([]byte, len(first))
 			_, err := io.ReadFull(body, got)
 			require.NoError(t, err)

@@ -41,5 +41,5 @@ func writeJSON(w http.ResponseWriter, status int, body []byte) {
 	header.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
 	// A peer that is gone has no use for the rest.
-	_, _ = w.Write(append(body, '\n'))
+	_, _ = w.Write(append(body, '\n')) //nolint:gosec // JSON, and announced as such
 }

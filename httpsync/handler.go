@@ -144,7 +144,7 @@ func (h *handler) round(w http.ResponseWriter, r *http.Request, out *response) e
 func (h *handler) authenticate(r *http.Request) (round.Identity, error) {
 	id, err := h.cfg.Authenticate(r)
 	if err == nil && (id.Actor == "" || id.Partition == "") {
-		err = errors.New("Authenticate returned neither an error nor a whole Identity")
+		err = errors.New("neither an error nor a whole Identity was returned")
 		h.cfg.Logger.ErrorContext(r.Context(), "host callback failed", "callback", "Authenticate", "error", err)
 	}
 	switch {

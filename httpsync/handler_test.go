@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -108,9 +109,7 @@ func newHandler(t *testing.T, cfg httpsync.Config) http.Handler {
 func post(h http.Handler, body io.Reader, header http.Header) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(http.MethodPost, "/sync", body)
 	r.Header.Set("Content-Type", httpsync.ContentType)
-	for name, values := range header {
-		r.Header[name] = values
-	}
+	maps.Copy(r.Header, header)
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
 	return w

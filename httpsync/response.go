@@ -2,7 +2,7 @@ package httpsync
 
 import (
 	"errors"
-	"io"
+	"fmt"
 	"net/http"
 	"strconv"
 	"time"
@@ -45,7 +45,10 @@ func (r *response) Write(frames []byte) (int, error) {
 			return 0, err
 		}
 	}
-	return r.body().Write(frames)
+	if err := r.send(frames); err != nil {
+		return 0, err
+	}
+	return len(frames), nil
 }
 
 // Flush implements [round.Writer].
@@ -57,7 +60,7 @@ func (r *response) Flush() error {
 	}
 	if r.enc != nil {
 		if err := r.enc.Flush(); err != nil {
-			return err
+			return fmt.Errorf("compression: %w", err)
 		}
 	}
 	return r.out.flush()
@@ -74,7 +77,7 @@ func (r *response) finish() error {
 	}
 	if r.enc != nil {
 		if err := r.enc.Close(); err != nil {
-			return err
+			return fmt.Errorf("compression: %w", err)
 		}
 	}
 	return r.out.flush()
@@ -88,30 +91,32 @@ func (r *response) begin() error {
 	header.Set("X-Content-Type-Options", "nosniff")
 	if r.coding != identity {
 		header.Set("Content-Encoding", string(r.coding))
-		r.enc = encoders[r.coding].Get().(encoder)
-		r.enc.Reset(&r.out)
+		r.enc = encoders[r.coding].get(&r.out)
 	}
 	r.committed = true
 	r.w.WriteHeader(http.StatusOK)
 	held := r.held
 	r.held = nil
-	_, err := r.body().Write(held)
-	return err
+	return r.send(held)
 }
 
-func (r *response) body() io.Writer {
-	if r.enc != nil {
-		return r.enc
+// send writes to a body that has begun.
+func (r *response) send(frames []byte) error {
+	if r.enc == nil {
+		_, err := r.out.Write(frames)
+		return err
 	}
-	return &r.out
+	if _, err := r.enc.Write(frames); err != nil {
+		return fmt.Errorf("compression: %w", err)
+	}
+	return nil
 }
 
 // release gives the encoder back and leaves the connection without a deadline,
 // as the next request on it expects.
 func (r *response) release() {
 	if r.enc != nil {
-		r.enc.Reset(nil)
-		encoders[r.coding].Put(r.enc)
+		encoders[r.coding].put(r.enc)
 		r.enc = nil
 	}
 	r.out.clear()
@@ -139,7 +144,7 @@ func (d *deadlineWriter) Write(p []byte) (int, error) {
 		n, err := d.w.Write(p[written:min(written+writeStep, len(p))])
 		written += n
 		if err != nil {
-			return written, err
+			return written, fmt.Errorf("connection: %w", err)
 		}
 	}
 	return written, nil
@@ -149,8 +154,8 @@ func (d *deadlineWriter) Write(p []byte) (int, error) {
 // does so when the handler returns.
 func (d *deadlineWriter) flush() error {
 	d.extend()
-	if err := d.control.Flush(); !errors.Is(err, http.ErrNotSupported) {
-		return err
+	if err := d.control.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return fmt.Errorf("connection: %w", err)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -38,7 +39,7 @@ func TestHostileRequests(t *testing.T) { //nolint:paralleltest // measures memor
 	deletes := func(n int) ssp2.PushCommit {
 		c := ssp2.PushCommit{ClientCommitID: "many"}
 		for i := range n {
-			c.Operations = append(c.Operations, ssp2.Operation{Table: "lists", RowID: fmt.Sprint(i), Op: ssp2.OpDelete})
+			c.Operations = append(c.Operations, ssp2.Operation{Table: "lists", RowID: strconv.Itoa(i), Op: ssp2.OpDelete})
 		}
 		return c
 	}
@@ -48,7 +49,7 @@ func TestHostileRequests(t *testing.T) { //nolint:paralleltest // measures memor
 	}
 	many := make([]ssp2.Subscription, 10_000)
 	for i := range many {
-		many[i] = fresh(fmt.Sprint(i), "lists")
+		many[i] = fresh(strconv.Itoa(i), "lists")
 	}
 	starred, unknownKey := fresh("s1", "lists"), fresh("s1", "lists")
 	starred.Scopes = ssp2.ScopeMap{"team_id": {"team-1", "*"}}
@@ -80,7 +81,7 @@ func TestHostileRequests(t *testing.T) { //nolint:paralleltest // measures memor
 	commitsOf4G, err := ssp2.EndFrame(ssp2.AppendU32(ssp2.AppendStr(commitsOf4G, "c"), most), mark)
 	require.NoError(t, err)
 
-	for _, tc := range []struct {
+	for _, tc := range []struct { //nolint:paralleltest // measures memory
 		name   string
 		body   []byte
 		header http.Header
@@ -133,7 +134,7 @@ func TestHostileRequests(t *testing.T) { //nolint:paralleltest // measures memor
 		})
 	}
 
-	t.Run("every truncation", func(t *testing.T) {
+	t.Run("every truncation", func(t *testing.T) { //nolint:paralleltest // measures memory
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		for n := range valid {
@@ -143,7 +144,7 @@ func TestHostileRequests(t *testing.T) { //nolint:paralleltest // measures memor
 		require.Less(t, (after.TotalAlloc-before.TotalAlloc)/uint64(len(valid)), uint64(1<<20))
 	})
 
-	t.Run("a body of 4 GiB, announced", func(t *testing.T) {
+	t.Run("a body of 4 GiB, announced", func(t *testing.T) { //nolint:paralleltest // shares the site
 		u, err := url.Parse(s.url)
 		require.NoError(t, err)
 		conn, err := net.Dial("tcp", u.Host)
@@ -158,7 +159,7 @@ func TestHostileRequests(t *testing.T) { //nolint:paralleltest // measures memor
 		body, err := io.ReadAll(res.Body)
 		require.NoError(t, err)
 		require.NoError(t, res.Body.Close())
-		message := requireErrorAnswer(t, res.StatusCode, res.Header, body, 413, ssp2.CodeInvalidRequest)
+		message := reply{res.StatusCode, res.Header, body}.requireError(t, 413, ssp2.CodeInvalidRequest)
 		require.Contains(t, message, "1048576 bytes")
 		require.True(t, res.Close)
 	})

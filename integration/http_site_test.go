@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -86,14 +87,18 @@ func (s *site) send(ctx context.Context, body io.Reader, header http.Header) (*h
 	}
 	r.Header.Set("Content-Type", contentType)
 	r.Header.Set("X-Actor", "ada")
-	for name, values := range header {
-		r.Header[name] = values
-	}
+	maps.Copy(r.Header, header)
 	return s.client.Do(r)
 }
 
-// post posts a body and reads the whole answer.
-func (s *site) post(t *testing.T, body io.Reader, header http.Header) (*http.Response, []byte) {
+// reply is a whole answer, compressed as it came.
+type reply struct {
+	status int
+	header http.Header
+	body   []byte
+}
+
+func (s *site) post(t *testing.T, body io.Reader, header http.Header) reply {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -102,27 +107,27 @@ func (s *site) post(t *testing.T, body io.Reader, header http.Header) (*http.Res
 	answer, err := io.ReadAll(res.Body)
 	require.NoError(t, err)
 	require.NoError(t, res.Body.Close())
-	return res, answer
+	return reply{res.StatusCode, res.Header, answer}
 }
 
 // requireError posts a body that must be refused, and returns the message.
 func (s *site) requireError(t *testing.T, body io.Reader, header http.Header, status int, code ssp2.Code) string {
 	t.Helper()
-	res, answer := s.post(t, body, header)
-	return requireErrorAnswer(t, res.StatusCode, res.Header, answer, status, code)
+	return s.post(t, body, header).requireError(t, status, code)
 }
 
-// requireErrorAnswer checks an answer against §10.1 and the catalogue.
-func requireErrorAnswer(t *testing.T, gotStatus int, header http.Header, body []byte, status int, code ssp2.Code) string {
+// requireError checks an answer against §10.1 and the catalogue, and returns the
+// message.
+func (r reply) requireError(t *testing.T, status int, code ssp2.Code) string {
 	t.Helper()
-	require.Equal(t, status, gotStatus, "body: %.500q", body)
-	require.Equal(t, "application/json", header.Get("Content-Type"))
+	require.Equal(t, status, r.status, "body: %.500q", r.body)
+	require.Equal(t, "application/json", r.header.Get("Content-Type"))
 	var e struct {
 		Code, Category, RecommendedAction, Message string
 		Retryable                                  bool
 		Details                                    json.RawMessage
 	}
-	require.NoError(t, json.Unmarshal(body, &e))
+	require.NoError(t, json.Unmarshal(r.body, &e))
 	info, ok := ssp2.Lookup(code)
 	require.True(t, ok)
 	require.Equal(t, ssp2.CodeInfo{
@@ -165,9 +170,9 @@ func fresh(id, table string) ssp2.Subscription {
 // sync runs a round that must be answered, and returns the frames.
 func (s *site) sync(t *testing.T, req *ssp2.Request) []ssp2.Frame {
 	t.Helper()
-	res, answer := s.post(t, bytes.NewReader(encode(t, req)), nil)
-	require.Equal(t, http.StatusOK, res.StatusCode, "body: %.500q", answer)
-	m, err := ssp2.DecodeMessage(answer)
+	r := s.post(t, bytes.NewReader(encode(t, req)), nil)
+	require.Equal(t, http.StatusOK, r.status, "body: %.500q", r.body)
+	m, err := ssp2.DecodeMessage(r.body)
 	require.NoError(t, err)
 	return m.Frames
 }

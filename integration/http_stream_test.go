@@ -3,6 +3,7 @@ package integration_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -53,10 +54,10 @@ func TestCompressionRoundTrips(t *testing.T) {
 	epoch := s.epoch(t)
 	push := s.request(epoch)
 	push.Commits = []ssp2.PushCommit{s.putLists(t, "c1", strings.Repeat("Groceries ", 50), "l1", "l2", "l3", "l4")}
-	res, body := s.post(t, bytes.NewReader(gz(t, encode(t, push))), http.Header{"Content-Encoding": {"gzip"}})
-	require.Equal(t, http.StatusOK, res.StatusCode, "body: %q", body)
-	require.Empty(t, res.Header.Get("Content-Encoding"), "an acknowledgement is too small")
-	m, err := ssp2.DecodeMessage(body)
+	r := s.post(t, bytes.NewReader(gz(t, encode(t, push))), http.Header{"Content-Encoding": {"gzip"}})
+	require.Equal(t, http.StatusOK, r.status, "body: %q", r.body)
+	require.Empty(t, r.header.Get("Content-Encoding"), "an acknowledgement is too small")
+	m, err := ssp2.DecodeMessage(r.body)
 	require.NoError(t, err)
 	require.Equal(t, ssp2.PushApplied, m.Frames[1].(*ssp2.PushResult).Status)
 
@@ -64,16 +65,16 @@ func TestCompressionRoundTrips(t *testing.T) {
 	pull.Pull, pull.Subscriptions = rowsPull(), []ssp2.Subscription{fresh("s1", "lists"), fresh("s2", "members")}
 	answers := map[string][]byte{}
 	for _, coding := range []string{"identity", "gzip", "zstd"} {
-		res, body := s.post(t, bytes.NewReader(encode(t, pull)), http.Header{"Accept-Encoding": {coding}})
-		require.Equal(t, http.StatusOK, res.StatusCode)
-		require.Equal(t, strings.TrimPrefix(coding, "identity"), res.Header.Get("Content-Encoding"))
-		plain, err := io.ReadAll(decoded(t, coding, bytes.NewReader(body)))
+		r := s.post(t, bytes.NewReader(encode(t, pull)), http.Header{"Accept-Encoding": {coding}})
+		require.Equal(t, http.StatusOK, r.status)
+		require.Equal(t, strings.TrimPrefix(coding, "identity"), r.header.Get("Content-Encoding"))
+		plain, err := io.ReadAll(decoded(t, coding, bytes.NewReader(r.body)))
 		require.NoError(t, err)
 		_, err = ssp2.DecodeMessage(plain)
 		require.NoError(t, err)
 		answers[coding] = plain
 		if coding != "identity" {
-			require.Less(t, len(body), len(plain)/2)
+			require.Less(t, len(r.body), len(plain)/2)
 		}
 	}
 	require.Equal(t, answers["identity"], answers["gzip"])
@@ -122,7 +123,7 @@ func (h *halfway) rest(t *testing.T) (rest []ssp2.Frame) {
 	t.Helper()
 	for {
 		f, err := h.frames.Next()
-		if err == io.EOF { //nolint:errorlint // ssp2.Reader returns it as it is
+		if errors.Is(err, io.EOF) {
 			return rest
 		}
 		require.NoError(t, err)
@@ -176,21 +177,28 @@ func (s *site) killBlocked(t *testing.T) {
 		where datname = current_database() and wait_event_type = 'Lock'`))
 }
 
+// outcome is what comes of a request.
+type outcome struct {
+	reply
+	err error
+}
+
 // blockedRound starts a round that waits for a lock on lists, and returns when it
 // does.
-func (s *site) blockedRound(t *testing.T, req *ssp2.Request) (answer <-chan any, leave, unlock func()) {
+func (s *site) blockedRound(t *testing.T, req *ssp2.Request) (answer <-chan outcome, leave, unlock func()) {
 	t.Helper()
 	unlock = s.lock(t, "public.lists")
 	ctx, leave := context.WithTimeout(t.Context(), patience)
-	done := make(chan any, 1)
+	done := make(chan outcome, 1)
 	body := encode(t, req)
 	go func() {
 		res, err := s.send(ctx, bytes.NewReader(body), nil)
 		if err != nil {
-			done <- err
+			done <- outcome{err: err}
 			return
 		}
-		done <- res
+		answer, err := io.ReadAll(res.Body)
+		done <- outcome{reply{res.StatusCode, res.Header, answer}, errors.Join(err, res.Body.Close())}
 	}()
 	require.NoError(t, pgtest.WaitAnyBlocked(ctx, s.db.Pool, 1))
 	return done, leave, unlock
@@ -213,9 +221,7 @@ func TestAClientThatLeavesCancelsTheQuery(t *testing.T) {
 			s := newSite(t, nil)
 			answer, leave, unlock := s.blockedRound(t, s.halves(t, s.epoch(t))[half])
 			leave()
-			err, ok := (<-answer).(error)
-			require.True(t, ok)
-			require.ErrorIs(t, err, context.Canceled)
+			require.ErrorIs(t, (<-answer).err, context.Canceled)
 			require.NoError(t, pgtest.WaitFor(t.Context(), s.db.Pool, "select not ("+blocked+")"))
 			unlock()
 			require.Zero(t, s.count(t, `select count(*) from public.lists`))
@@ -234,12 +240,9 @@ func TestADatabaseThatDiesBeforeTheFirstByteIs503(t *testing.T) {
 			defer leave()
 			defer unlock()
 			s.killBlocked(t)
-			res, ok := (<-answer).(*http.Response)
-			require.True(t, ok)
-			body, err := io.ReadAll(res.Body)
-			require.NoError(t, err)
-			require.NoError(t, res.Body.Close())
-			message := requireErrorAnswer(t, res.StatusCode, res.Header, body, 503, ssp2.CodeStorageUnavailable)
+			r := <-answer
+			require.NoError(t, r.err)
+			message := r.requireError(t, 503, ssp2.CodeStorageUnavailable)
 			require.NotContains(t, message, "57P01")
 		})
 	}

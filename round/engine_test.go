@@ -21,8 +21,6 @@ import (
 
 var wires = []ssp2.WireVersion{ssp2.WireV1, ssp2.WireV2, ssp2.WireV3}
 
-func ptr[T any](v T) *T { return &v }
-
 // servedHeader is the RESP_HEADER of a request that is served.
 func (w *world) servedHeader(wire ssp2.WireVersion) *ssp2.ResponseHeader {
 	h := &ssp2.ResponseHeader{LatestSchemaVersion: &w.schema.Version}
@@ -199,7 +197,7 @@ func TestSchemaFloor(t *testing.T) {
 	t.Parallel()
 	for _, wire := range wires {
 		for _, off := range []int32{-1, 1, 1000} {
-			for _, epoch := range []*string{nil, ptr("epoch-1"), ptr("epoch-0")} {
+			for _, epoch := range []*string{nil, new("epoch-1"), new("epoch-0")} {
 				if wire == ssp2.WireV1 && epoch != nil {
 					continue
 				}
@@ -231,7 +229,7 @@ func TestSchemaFloor(t *testing.T) {
 func TestEpochReset(t *testing.T) {
 	t.Parallel()
 	for _, wire := range wires[1:] {
-		for _, epoch := range []*string{nil, ptr("epoch-0")} {
+		for _, epoch := range []*string{nil, new("epoch-0")} {
 			w := newWorld(t)
 			req := pulling(w.request(wire), "s1")
 			if epoch != nil {
