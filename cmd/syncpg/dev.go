@@ -112,8 +112,10 @@ var errDatabaseEnded = errors.New("the database has ended by itself; --log-level
 // startError says what to do when the database does not start.
 func startError(err error) error {
 	if errors.Is(err, devpg.ErrNoBinaries) {
-		return fmt.Errorf("%w; or run `%s dev --allow-download` to download PostgreSQL; "+
-			"or use a database that is there with `%s serve`", err, self(), self())
+		err = fmt.Errorf("%w; or run `%s dev --allow-download` to download PostgreSQL", err, self())
+	}
+	if errors.Is(err, devpg.ErrNoBinaries) || errors.Is(err, devpg.ErrUnsupported) {
+		return fmt.Errorf("%w; or use a database that is there with `%s serve`", err, self())
 	}
 	return err
 }

@@ -138,4 +138,5 @@ func TestDevSaysWhatToInstall(t *testing.T) {
 	require.Equal(t, exitFailed, r.code)
 	require.Contains(t, r.stderr, devpg.ErrNoBinaries.Error())
 	require.Contains(t, r.stderr, "dev --allow-download")
+	require.Contains(t, r.stderr, "use a database that is there with")
 }

@@ -18,7 +18,13 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
+// envMain makes the test binary be the command.
+const envMain = "SYNCPG_TEST_MAIN"
+
 func TestMain(m *testing.M) {
+	if os.Getenv(envMain) != "" {
+		main()
+	}
 	flag.Parse()
 	// Help is as wide as the terminal says, and the driver reads PG variables.
 	for _, name := range []string{"COLUMNS", "PGHOST", "PGPORT", "PGDATABASE", "PGSERVICE", "PGUSER", "PGPASSWORD"} {
