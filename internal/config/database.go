@@ -30,7 +30,7 @@ func (s *Settings) Database(flag, url string) (*pgxpool.Config, error) {
 		byEnv = byEnv || s.env[name] != ""
 	}
 	switch {
-	case byEnv && s.Source(flag) == SourceFile:
+	case byEnv && s.origin[flag].file:
 		url = ""
 	case url == "" && !byEnv:
 		return nil, ErrNoDatabase

@@ -20,17 +20,6 @@ const fileFlag = "config"
 // settingTag marks a flag that environment and file can set.
 const settingTag = "setting"
 
-// Source is where the value of a flag came from.
-type Source uint8
-
-// The sources of a value, the weakest first.
-const (
-	SourceDefault Source = iota
-	SourceFile
-	SourceEnv
-	SourceFlag
-)
-
 // Settings resolves the flags of one run. It is not for concurrent use.
 type Settings struct {
 	env    map[string]string
@@ -40,9 +29,10 @@ type Settings struct {
 	origin map[string]origin // by flag name
 }
 
+// origin is where the value of a flag came from that is not on the command line.
 type origin struct {
-	source Source
-	place  string // the variable, or file and line
+	file  bool   // the file, not the environment
+	place string // the variable, or file and line
 }
 
 // New returns the settings of a process with this environment ("NAME=value" entries, as of os.Environ).
@@ -74,7 +64,7 @@ func (s *Settings) Validate(*kong.Application) error { return nil }
 func (s *Settings) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
 	for _, name := range Variables(flag.Value) {
 		if value, ok := s.env[name]; ok {
-			s.origin[flag.Name] = origin{SourceEnv, name}
+			s.origin[flag.Name] = origin{place: name}
 			return value, nil
 		}
 	}
@@ -82,18 +72,11 @@ func (s *Settings) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any,
 		return nil, nil
 	}
 	if e, ok := s.file[flag.Name]; ok {
-		s.origin[flag.Name] = origin{SourceFile, fmt.Sprintf("%s:%d", s.path, e.line)}
+		s.origin[flag.Name] = origin{file: true, place: fmt.Sprintf("%s:%d", s.path, e.line)}
 		return e.value, nil
 	}
 	return nil, nil
 }
-
-// Source says where the value of a flag came from. Flags of the command line and flags never resolved are not told apart
-// from defaults: ask only for flags that were resolved.
-func (s *Settings) Source(flag string) Source { return s.origin[flag].source }
-
-// Env returns a variable of the process, "" when it is not set.
-func (s *Settings) Env(name string) string { return s.env[name] }
 
 var flagInMessage = regexp.MustCompile(`--([a-z][a-z0-9-]*)`)
 
