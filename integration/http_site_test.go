@@ -40,14 +40,19 @@ type site struct {
 
 func newSite(t *testing.T, change func(*syncpg.Config)) *site {
 	t.Helper()
+	return newSiteOn(t, pgtest.Options{}, change)
+}
+
+// newSiteOn is newSite with a database that has some more options.
+func newSiteOn(t *testing.T, options pgtest.Options, change func(*syncpg.Config)) *site {
+	t.Helper()
 	s, err := syncpg.ParseSchema(sample.IR())
 	require.NoError(t, err)
-	db := pgtest.New(t, pgtest.Options{
-		TemplateKey: "the sample schema",
-		Setup: func(ctx context.Context, conn *pgx.Conn) error {
-			return schemaddl.Install(ctx, conn, s, schemaddl.Options{})
-		},
-	})
+	options.TemplateKey = "the sample schema"
+	options.Setup = func(ctx context.Context, conn *pgx.Conn) error {
+		return schemaddl.Install(ctx, conn, s, schemaddl.Options{})
+	}
+	db := pgtest.New(t, options)
 	cfg := syncpg.Config{
 		Schema: s,
 		Authenticate: func(r *http.Request) (syncpg.Identity, error) {
@@ -67,16 +72,17 @@ func newSite(t *testing.T, change func(*syncpg.Config)) *site {
 	server, err := syncpg.New(db.Pool, cfg)
 	require.NoError(t, err)
 	require.NoError(t, server.Ready(t.Context()))
+	site := &site{db: db, schema: s, client: &http.Client{Transport: &http.Transport{DisableCompression: true}}}
 	mux := http.NewServeMux()
 	mux.Handle("/api/", http.StripPrefix("/api", server.Handler()))
 	listener := httptest.NewServer(mux)
-	client := &http.Client{Transport: &http.Transport{DisableCompression: true}}
 	t.Cleanup(func() {
-		client.CloseIdleConnections()
+		site.client.CloseIdleConnections()
 		listener.Close()
 		server.Push().Wait()
 	})
-	return &site{url: listener.URL + "/api", db: db, schema: s, client: client}
+	site.url = listener.URL + "/api"
+	return site
 }
 
 // send posts a body as it is. The caller's header comes on top of the usual one.
