@@ -15,7 +15,7 @@ import (
 // for a new one, and every declared variable is required (§3.4).
 func TestAuthorizationRow(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	// The stored row is in project pr1 and org 7.
 	row := map[string]any{"id": 1, "project_id": "pr1", "org": 7, "position": 1}
 	insert := func(changes map[string]any) func(*testing.T) ssp2.Operation {
@@ -72,7 +72,7 @@ func TestAuthorizationRow(t *testing.T) {
 // TestFailedResolverDeniesEverything (§3.4 rule 4); replays are answered all the same.
 func TestFailedResolverDeniesEverything(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	c := b.client(t, ssp2.WireV2)
 	known := c.commit(b.upsert(t, "notes", note("n", "a")))
 	requireApplied(t, c.send(t, known)...)
@@ -99,7 +99,7 @@ func TestFailedResolverDeniesEverything(t *testing.T) {
 // before anything of it is told (§6.2).
 func TestConflictNeverLeaksAnotherScope(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	c := b.client(t, ssp2.WireV3)
 	c.apply(t, b.patch(t, "notes", fullNote("n", "secret", map[string]any{"project_id": "pr2"})))
 	c.req.Scopes = allow(scope.Allowed{"project_id": {"pr1"}})
@@ -120,7 +120,7 @@ func TestConflictNeverLeaksAnotherScope(t *testing.T) {
 // TestScopesOfEveryType: stored scopes are the texts of §3.1, in the log as well.
 func TestScopesOfEveryType(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	c := b.client(t, ssp2.WireV2)
 	for _, tc := range []struct {
 		project string

@@ -37,7 +37,7 @@ func (c *client) contents(t testing.TB) int {
 // TestClientBinding: a client belongs to its first actor within a partition (§1.5).
 func TestClientBinding(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	bob := func(c *client) *client { return c.with(func(r *pushsvc.Request) { r.Actor = "bob" }) }
 	for _, tc := range []struct {
 		name  string
@@ -82,7 +82,7 @@ func TestClientBinding(t *testing.T) {
 // TestClientAndCommitIDs: what cannot be a key, and what is reserved.
 func TestClientAndCommitIDs(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	c := b.client(t, ssp2.WireV2)
 	op := b.upsert(t, "notes", note("n", "a"))
 	for name, id := range map[string]string{
@@ -145,7 +145,7 @@ func (c *client) rotate(t testing.TB, epoch string) {
 // process remembers the right epoch, an old one or none makes no difference.
 func TestLogEpoch(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	const matching, absent, different = "matching", "absent", "different"
 	for _, tc := range []struct {
 		name    string
@@ -295,7 +295,7 @@ func TestServeGate(t *testing.T) {
 // append nothing anyway.
 func TestWriterFence(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	fence := func(version string) string {
 		return `insert into syncpg.sync_writer_fence (partition, required_writer_version) values ('TestWriterFence', ` + version + `)
 			on conflict (partition) do update set required_writer_version = excluded.required_writer_version`
@@ -337,7 +337,7 @@ func TestLastSeen(t *testing.T) {
 // TestNew refuses a configuration that cannot work.
 func TestNew(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	for name, f := range map[string]func() (*pushsvc.Service, error){
 		"no pool":   func() (*pushsvc.Service, error) { return pushsvc.New(nil, pushsvc.Config{Schema: b.schema}) },
 		"no schema": func() (*pushsvc.Service, error) { return pushsvc.New(b.db.Pool, pushsvc.Config{}) },

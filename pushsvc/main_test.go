@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,7 +22,56 @@ import (
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(suite{m}) }
+
+// suite drops the common database before goroutines are counted.
+type suite struct{ *testing.M }
+
+func (s suite) Run() int {
+	code := s.M.Run()
+	if err := common.close(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+// common is a bundle for the tests that touch nothing but a partition of their own.
+var common commonBundle
+
+type commonBundle struct {
+	sync.Mutex
+	*bundle
+}
+
+func (c *commonBundle) close() error {
+	c.Lock()
+	defer c.Unlock()
+	if c.bundle == nil {
+		return nil
+	}
+	c.Wait()
+	return c.db.Close(context.Background())
+}
+
+// shared returns the common bundle.
+func shared(t testing.TB) *bundle {
+	t.Helper()
+	common.Lock()
+	defer common.Unlock()
+	if common.bundle == nil {
+		b, options, config := newBundle(t)
+		cluster, err := pgtest.Open(t.Context())
+		require.NoError(t, err)
+		// Not of this test: it outlives it.
+		b.db, err = cluster.Create(context.WithoutCancel(t.Context()), options)
+		require.NoError(t, err)
+		b.Service, err = pushsvc.New(b.db.Pool, config)
+		require.NoError(t, err)
+		common.bundle = b
+	}
+	return common.bundle
+}
 
 // testIR has one table of each write mode: notes (no constraint of its own), slugs
 // (a unique index), and two more that tests give triggers and constraints.
@@ -73,7 +124,7 @@ func testSchema(t testing.TB) *schema.Schema {
 	return s
 }
 
-func setup(t testing.TB, change ...func(*pgtest.Options, *pushsvc.Config)) *bundle {
+func newBundle(t testing.TB) (*bundle, pgtest.Options, pushsvc.Config) {
 	t.Helper()
 	b := &bundle{schema: testSchema(t), counter: &pgtest.Counter{}, now: time.UnixMilli(1_750_000_000_000)}
 	options := pgtest.Options{
@@ -82,7 +133,13 @@ func setup(t testing.TB, change ...func(*pgtest.Options, *pushsvc.Config)) *bund
 			return schemaddl.Install(ctx, conn, b.schema, schemaddl.Options{})
 		},
 	}
-	config := pushsvc.Config{Schema: b.schema, Clock: func() time.Time { return b.now }}
+	return b, options, pushsvc.Config{Schema: b.schema, Clock: func() time.Time { return b.now }}
+}
+
+// setup returns a bundle of the test's own.
+func setup(t testing.TB, change ...func(*pgtest.Options, *pushsvc.Config)) *bundle {
+	t.Helper()
+	b, options, config := newBundle(t)
 	for _, f := range change {
 		f(&options, &config)
 	}

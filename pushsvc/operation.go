@@ -250,7 +250,7 @@ func (t *transaction) stageInsert(i int, table *schema.Table, key rowKey, delete
 		}
 		next.payload = payload
 	}
-	if strings.IndexByte(key.id, 0) >= 0 {
+	if !storableRowID(key.id) {
 		return nil, refuse(i, ssp2.CodeConstraintViolation, refusedByDatabase)
 	}
 	if err := t.checkValues(i, table, in); err != nil {
@@ -280,6 +280,16 @@ func (t *transaction) permitsPayload(table *schema.Table, in *incoming) bool {
 		}
 	}
 	return true
+}
+
+// maxRowIDBytes bounds row ids. An index entry holds 2,704 bytes, and the id shares
+// the one of a tombstone with partition and table: without a bound, a row that just
+// fits its own table could never be deleted.
+const maxRowIDBytes = 2000
+
+// storableRowID says whether a row may have this id.
+func storableRowID(id string) bool {
+	return len(id) <= maxRowIDBytes && strings.IndexByte(id, 0) < 0
 }
 
 // refusedByDatabase is all a client learns of a constraint.

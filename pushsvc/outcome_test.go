@@ -30,7 +30,7 @@ func encoded(t testing.TB, wire ssp2.WireVersion, r ssp2.PushResult) []byte {
 // and a rejected one as rejected, in whatever wire version it is asked for (§2.3).
 func TestReplay(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	for _, tc := range []struct {
 		name   string
 		commit func(t *testing.T) []ssp2.Operation
@@ -86,7 +86,7 @@ func TestReplay(t *testing.T) {
 // another, where a full row conflicts with every column but key and crdt.
 func TestConflictColumnsOfReplays(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	c := b.client(t, ssp2.WireV1)
 	c.apply(t, b.upsert(t, "notes", note("n", "a")))
 	old := c.commit(base(b.upsert(t, "notes", note("n", "b")), 9))
@@ -104,7 +104,7 @@ func TestConflictColumnsOfReplays(t *testing.T) {
 // are taken back, those after it are not attempted (§6.3).
 func TestResultsOfARejection(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	c := b.client(t, ssp2.WireV1)
 	c.apply(t, b.upsert(t, "notes", note("n", "a")))
 	bad := func(n string) ssp2.Operation { return base(b.upsert(t, "notes", note(n, "x")), 9) }
@@ -122,7 +122,7 @@ func TestResultsOfARejection(t *testing.T) {
 // TestRejections has the refusals that need no stored row.
 func TestRejections(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	c := b.client(t, ssp2.WireV3)
 	old := c.as(ssp2.WireV2)
 	raw := func(id string, payload []byte) ssp2.Operation {
@@ -175,7 +175,7 @@ func TestRejections(t *testing.T) {
 // TestDuplicateCommitIDInARequest: processed once, answered like a replay (§6.3).
 func TestDuplicateCommitIDInARequest(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	c := b.client(t, ssp2.WireV2)
 	good := c.commit(b.upsert(t, "notes", note("n", "a")))
 	bad := c.commit(base(b.upsert(t, "notes", note("n", "b")), 5))
@@ -198,7 +198,7 @@ func TestDuplicateCommitIDInARequest(t *testing.T) {
 // never taken for a new commit (§6.3).
 func TestUnreadableOutcome(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	for name, damage := range map[string]string{
 		"results": `results = '\xff00'::bytea`, "results of no length": `results = ''::bytea`, "details": `details = '{'`,
 	} {
@@ -241,7 +241,7 @@ func TestUnreadableOutcome(t *testing.T) {
 // TestOutcomeRecord: status, seq, results, the time and a random identity.
 func TestOutcomeRecord(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	c := b.client(t, ssp2.WireV2)
 	c.send(t, c.commit(b.upsert(t, "notes", note("n", "a"))), c.commit(base(b.upsert(t, "notes", note("n", "a")), 5)), c.commit(remove("notes", "n")))
 	require.Equal(t, "k1 1 1|k2 3 -|k3 1 2", scalar[string](t, b, `
@@ -255,7 +255,7 @@ func TestOutcomeRecord(t *testing.T) {
 // that is rejected does not stop the others and leaves nothing behind but its outcome.
 func TestAtomicityAndOrder(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	c := b.client(t, ssp2.WireV2)
 	row := func(title string) ssp2.Operation { return b.upsert(t, "notes", note("n", title)) }
 	resp := b.push(t, c.request(
@@ -285,7 +285,7 @@ func TestAtomicityAndOrder(t *testing.T) {
 // TestDeleteOfAnAbsentRow is applied, takes a seq and changes nothing (§6.2).
 func TestDeleteOfAnAbsentRow(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	c := b.client(t, ssp2.WireV3)
 	requireApplied(t, c.push(t, base(remove("notes", "n"), 5), remove("notes", "n"), remove("guarded", "not a number"), remove("notes", "\x00")))
 	require.EqualValues(t, 1, c.seq(t))
@@ -296,7 +296,7 @@ func TestDeleteOfAnAbsentRow(t *testing.T) {
 // TestTombstones: an applied delete records one, an insert clears it.
 func TestTombstones(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	up := func(title string) ssp2.Operation { return b.patch(t, "notes", fullNote("n", title)) }
 	del := remove("notes", "n")
 	stands := func(seq int64) string { return fmt.Sprintf("notes n %d", seq) }

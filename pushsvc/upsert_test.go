@@ -29,7 +29,7 @@ func changed(row map[string]any, changes map[string]any) map[string]any {
 // breaks the rule it is named after and every later one it can.
 func TestUpsertOnExistingRowV3(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	// The row is at version 4: title was last written at 3, rank at 4, the rest at 1.
 	history := func(t *testing.T) []ssp2.Operation {
 		return []ssp2.Operation{
@@ -154,7 +154,7 @@ func TestUpsertOnExistingRowV3(t *testing.T) {
 // by tombstone by wire version.
 func TestUpsertOnAbsentRow(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	const insert, missing, deleted = "", ssp2.CodeRowMissing, ssp2.CodeRowDeleted
 	for _, tc := range []struct {
 		name      string
@@ -213,7 +213,7 @@ func TestUpsertOnAbsentRow(t *testing.T) {
 // actor must be allowed what is present, and hold something of what is not.
 func TestSparseUpsertOnAbsentRow(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	for _, tc := range []struct {
 		name    string
 		allowed scope.Allowed
@@ -249,7 +249,7 @@ func TestSparseUpsertOnAbsentRow(t *testing.T) {
 // TestUpsertOnExistingRowV1V2 has §6.2 and §3.4 rule 5.
 func TestUpsertOnExistingRowV1V2(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	for _, tc := range []struct {
 		name    string
 		allowed scope.Allowed
@@ -314,7 +314,7 @@ func TestUpsertOnExistingRowV1V2(t *testing.T) {
 // row's version, whoever wrote them.
 func TestColumnVersions(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	title := func(t *testing.T, v string) ssp2.Operation {
 		return b.patch(t, "slugs", map[string]any{"id": "s", "slug": v})
 	}
@@ -392,7 +392,7 @@ func TestColumnVersions(t *testing.T) {
 // request meet the versions of those before them.
 func TestColumnVersionsInsideACommit(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := shared(t)
 	patch := func(t *testing.T, name string, v any) ssp2.Operation {
 		return b.patch(t, "notes", map[string]any{"id": "n", name: v})
 	}
