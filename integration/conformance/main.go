@@ -44,6 +44,7 @@ type options struct {
 	Bun         string `default:"bun"                         env:"SYNCPG_BUN"         help:"The bun executable."`
 	Driver      string `env:"SYNCPG_CONFORMANCE_DRIVER"                                help:"Directory with runner.test.ts."`
 	Catalog     string `env:"SYNCPG_CATALOG"                                           help:"Module that exports the catalogue."`
+	Verbose     bool   `help:"Log what the servers under test say at level debug."`
 }
 
 func main() {
@@ -59,7 +60,14 @@ func main() {
 }
 
 func run(ctx context.Context, opts options) (err error) {
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	if opts.Runs > 0 && (opts.Driver == "" || opts.Catalog == "") {
+		return errors.New("set SYNCPG_CONFORMANCE_DRIVER and SYNCPG_CATALOG, or serve only (--runs 0)")
+	}
+	level := slog.LevelWarn
+	if opts.Verbose {
+		level = slog.LevelDebug
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	databaseURL := opts.DatabaseURL
 	if databaseURL == "" {
 		server, stop, err := startPostgres(ctx, log)
@@ -121,9 +129,6 @@ func startPostgres(ctx context.Context, log *slog.Logger) (dsn string, stop func
 }
 
 func runCatalogue(ctx context.Context, opts options, url string) error {
-	if opts.Driver == "" || opts.Catalog == "" {
-		return errors.New("set SYNCPG_CONFORMANCE_DRIVER and SYNCPG_CATALOG, or serve only (--runs 0)")
-	}
 	var runs [][]suite.Result
 	for n := range opts.Runs {
 		results, err := suite.Run(ctx, suite.Options{
@@ -158,7 +163,7 @@ func writeResults(path string, summary suite.Summary) error {
 	if err := summary.WriteMarkdown(&page, host.Capabilities()); err != nil {
 		return err
 	}
-	if err := os.WriteFile(path, page.Bytes(), 0o644); err != nil { //nolint:gosec // A page to be read by all.
+	if err := os.WriteFile(path, page.Bytes(), 0o644); err != nil {
 		return fmt.Errorf("write the results: %w", err)
 	}
 	return nil

@@ -229,8 +229,7 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	}
 	raw, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxControlBody))
 	if err != nil {
-		var tooLarge *http.MaxBytesError
-		if errors.As(err, &tooLarge) {
+		if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 			return nil, &statusError{http.StatusRequestEntityTooLarge, badRequest("%v", err)}
 		}
 		return nil, badRequest("read the body: %v", err)
@@ -266,14 +265,15 @@ func writeResult(w http.ResponseWriter, result any, err error) {
 }
 
 func writeError(w http.ResponseWriter, err error) {
-	failure := &ssp2.Error{Code: codeFailed, Message: err.Error()}
-	errors.As(err, &failure)
+	failure, refused := errors.AsType[*ssp2.Error](err)
+	if !refused {
+		failure = &ssp2.Error{Code: codeFailed, Message: err.Error()}
+	}
 	status := failure.HTTPStatus()
 	if failure.Code == codeNotSupported {
 		status = http.StatusNotImplemented
 	}
-	var override *statusError
-	if errors.As(err, &override) {
+	if override, set := errors.AsType[*statusError](err); set {
 		status = override.status
 	}
 	writeJSON(w, status, ssp2.AppendErrorJSON(nil, failure))
@@ -282,5 +282,5 @@ func writeError(w http.ResponseWriter, err error) {
 func writeJSON(w http.ResponseWriter, status int, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_, _ = w.Write(body)
+	_, _ = w.Write(body) //nolint:gosec // JSON, and declared as JSON.
 }

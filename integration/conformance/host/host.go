@@ -25,7 +25,8 @@ type Config struct {
 	// DatabaseURL names a database of a Postgres server in which the role may
 	// create databases. The database itself is only connected to.
 	DatabaseURL string
-	// Logger receives failed control calls; nil discards them.
+	// Logger receives failed control calls and what the servers under test log;
+	// nil discards both.
 	Logger *slog.Logger
 }
 
@@ -81,7 +82,7 @@ func (h *Host) prepareTemplate(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("connect to the template database: %w", err)
 	}
-	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // Nothing is lost with it.
+	defer conn.Close(context.WithoutCancel(ctx))
 	migrator, err := migrations.New(conn, migrations.Options{})
 	if err != nil {
 		return fmt.Errorf("migrate the template database: %w", err)
@@ -107,7 +108,7 @@ func (h *Host) create(ctx context.Context, spec instanceSpec) (*instance, error)
 	h.mu.Unlock()
 
 	i := &instance{
-		id: id, partition: spec.Partition, schema: compiled,
+		id: id, partition: spec.Partition, schema: compiled, log: h.log.With("instance", id),
 		clock: newClock(spec.NowMs), authority: newAuthority(),
 	}
 	if err := h.clone(ctx, id); err != nil {
@@ -178,7 +179,7 @@ func (h *Host) Close(ctx context.Context) error {
 		open = append(open, i)
 	}
 	h.mu.Unlock()
-	var errs []error
+	errs := make([]error, 0, len(open)+1)
 	for _, i := range open {
 		errs = append(errs, h.discard(ctx, i))
 	}

@@ -88,7 +88,7 @@ func (h *testHost) send(method, url, contentType, body string) (status int, answ
 	request.Header.Set("Content-Type", contentType)
 	response, err := http.DefaultClient.Do(request)
 	require.NoError(h.t, err)
-	defer response.Body.Close() //nolint:errcheck // Only read.
+	defer response.Body.Close()
 	read, err := io.ReadAll(response.Body)
 	require.NoError(h.t, err)
 	require.Equal(h.t, "application/json", response.Header.Get("Content-Type"))
@@ -196,6 +196,8 @@ func TestControlCallsThatAreRefused(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+
 			h := &testHost{t: t, url: h.url}
 			contentType, body := test.contentType, test.body
 			if contentType == "" {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"sync/atomic"
 
@@ -69,6 +70,7 @@ type instance struct {
 	id        string // also the name of its database
 	partition string
 	schema    *schema.Schema
+	log       *slog.Logger
 	clock     *clock
 	authority *authority
 	pool      *pgxpool.Pool
@@ -103,6 +105,7 @@ func (i *instance) start(ctx context.Context, limits limitsSpec) error {
 	config := syncpg.Config{
 		Schema: i.schema,
 		Clock:  i.clock.now,
+		Logger: i.log,
 		Authenticate: func(r *http.Request) (syncpg.Identity, error) {
 			return i.authenticate(r)
 		},

@@ -58,7 +58,8 @@ func scanRow(table *schema.Table, r pgx.CollectableRow) (row, error) {
 	read := row{Scopes: map[string]string{}}
 	var payload []byte
 	stored := make([]any, len(table.Scopes))
-	into := []any{&read.RowID, &read.Version, &payload}
+	into := make([]any, 3, 3+len(stored))
+	into[0], into[1], into[2] = &read.RowID, &read.Version, &payload
 	for n := range stored {
 		into = append(into, &stored[n])
 	}

@@ -60,10 +60,9 @@ func Run(ctx context.Context, opts Options) ([]Result, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a directory for the report: %w", err)
 	}
-	defer os.RemoveAll(dir) //nolint:errcheck // A leftover report harms nobody.
+	defer os.RemoveAll(dir)
 	report := filepath.Join(dir, "junit.xml")
 
-	//nolint:gosec // The executable is what the caller asked to run.
 	cmd := exec.CommandContext(ctx, opts.Bun, "test", "./runner.test.ts",
 		"--reporter=junit", "--reporter-outfile="+report)
 	cmd.Dir = opts.Driver
@@ -86,10 +85,10 @@ func Run(ctx context.Context, opts Options) ([]Result, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("run the scenarios: %w", ctx.Err())
 	}
-	file, err := os.Open(report) //nolint:gosec // Our own temporary file.
+	file, err := os.Open(report)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s", ErrNoResults, strings.TrimSpace(tail.String()))
 	}
-	defer file.Close() //nolint:errcheck // Only read.
+	defer file.Close()
 	return ParseJUnit(file)
 }
