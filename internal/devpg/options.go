@@ -10,12 +10,18 @@ import (
 	"time"
 )
 
+// PasswordFile is the file in the data directory that holds the password of the superuser. It is written last: its
+// presence marks a finished initialization.
+const PasswordFile = "syncpg.password"
+
 // Superuser is the role that owns a cluster of devpg.
 const Superuser = "postgres"
 
 // Options says which cluster to run and how. The zero value of every field but DataDir is usable.
 type Options struct {
-	// DataDir is the directory of the cluster. It is made if it does not exist, and kept when the server stops. Required.
+	// DataDir is the directory of the cluster. It is made if it does not exist, and kept when the server stops. Where root
+	// asks for a new one that the account of the server could not reach, as below root's home directory, it becomes a
+	// link to a directory in /var/lib/syncpg. Required.
 	DataDir string
 
 	// BinDir is the directory of the server binaries. Empty: the newest installation of the machine, or the one that

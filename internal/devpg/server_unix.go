@@ -27,7 +27,6 @@ import (
 )
 
 const (
-	passwordFile = "syncpg.password" // written last: its presence marks a finished initialization
 	// socketPathMax is the longest directory for sockets that every supported system accepts; the path of a socket may
 	// have 103 bytes on the strictest of them.
 	socketPathMax = 103 - len("/.s.PGSQL.65535.lock")
@@ -115,7 +114,7 @@ func (s *Server) open(ctx context.Context, opts Options, acct account, isNew boo
 			return errors.Join(err, emptyDir(s.dataDir))
 		}
 	}
-	password, err := os.ReadFile(filepath.Join(s.dataDir, passwordFile))
+	password, err := os.ReadFile(filepath.Join(s.dataDir, PasswordFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return &ForeignDirError{DataDir: s.dataDir, Reason: "holds a cluster that syncpg did not finish making"}
 	}
@@ -187,25 +186,61 @@ func clusterVersion(dir string) (int, error) {
 
 // prepareDir makes the data directory, gives it to the account and resolves its links.
 func prepareDir(opts *Options, acct account) error {
-	if err := os.MkdirAll(filepath.Dir(opts.DataDir), 0o755); err != nil {
+	parent := filepath.Dir(opts.DataDir)
+	if err := os.MkdirAll(parent, 0o755); err != nil {
 		return fmt.Errorf("make the parent of the data directory: %w", err)
 	}
-	err := os.Mkdir(opts.DataDir, 0o700)
-	switch {
-	case err == nil:
-		err = acct.own(opts.DataDir)
-	case errors.Is(err, fs.ErrExist):
-		if err = os.Chmod(opts.DataDir, 0o700); err == nil {
-			err = acct.ownTree(opts.DataDir)
-		}
+	if err := linkElsewhere(opts, acct); err != nil {
+		return err
 	}
-	if err != nil {
+	if err := os.Mkdir(opts.DataDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("make the data directory: %w", err)
 	}
-	if opts.DataDir, err = filepath.EvalSymlinks(opts.DataDir); err != nil {
+	dir, err := filepath.EvalSymlinks(opts.DataDir)
+	if err != nil {
 		return fmt.Errorf("resolve the data directory: %w", err)
 	}
-	return acct.checkPassage(opts.DataDir)
+	if err := errors.Join(os.Chmod(dir, 0o700), acct.ownTree(dir)); err != nil {
+		return fmt.Errorf("hand over the data directory: %w", err)
+	}
+	opts.DataDir = dir
+	return acct.checkPassage(dir)
+}
+
+// elsewhere are the directories for the clusters of root that cannot be where they are asked for.
+var elsewhere = []string{"/var/lib/syncpg", "/var/tmp"}
+
+// linkElsewhere makes the data directory a link to a new directory elsewhere if it does not exist and the account could not
+// reach it, as below the home directory of root.
+func linkElsewhere(opts *Options, acct account) error {
+	path, err := filepath.EvalSymlinks(filepath.Dir(opts.DataDir))
+	if err != nil {
+		return fmt.Errorf("resolve the data directory: %w", err)
+	}
+	blocked := acct.checkPassage(filepath.Join(path, filepath.Base(opts.DataDir)))
+	if _, err := os.Lstat(opts.DataDir); blocked == nil || !errors.Is(err, fs.ErrNotExist) {
+		return nil // fine as it is, or there and to be judged where it leads
+	}
+	problem := blocked
+	for _, base := range elsewhere {
+		if err := os.MkdirAll(base, 0o755); err != nil {
+			problem = errors.Join(problem, err)
+			continue
+		}
+		dir, err := os.MkdirTemp(base, "syncpg-cluster-")
+		if err != nil {
+			problem = errors.Join(problem, err)
+			continue
+		}
+		if err := errors.Join(acct.checkPassage(dir), os.Symlink(dir, opts.DataDir)); err != nil {
+			problem = errors.Join(problem, err, os.Remove(dir))
+			continue
+		}
+		opts.Logger.Info("the cluster goes elsewhere, since its account cannot reach the data directory",
+			"dir", opts.DataDir, "elsewhere", dir, "account", acct.name)
+		return nil
+	}
+	return problem
 }
 
 // makeSocketDir makes the private directory of the socket. Its path has to be short, and the account must reach it.
@@ -263,7 +298,7 @@ func (s *Server) initialize(ctx context.Context, acct account, sync bool) error 
 	if err := os.Remove(pwfile); err != nil {
 		return fmt.Errorf("remove the password file: %w", err)
 	}
-	keep := filepath.Join(s.dataDir, passwordFile)
+	keep := filepath.Join(s.dataDir, PasswordFile)
 	if err := errors.Join(os.WriteFile(keep, password, 0o600), acct.own(keep)); err != nil {
 		return fmt.Errorf("keep the password of the cluster: %w", err)
 	}

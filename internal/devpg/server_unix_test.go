@@ -258,26 +258,43 @@ func TestServerEndsWithItsParent(t *testing.T) {
 	start(t, devpg.Options{DataDir: dir})
 }
 
-func TestRootNeedsAWayForTheServersAccount(t *testing.T) {
+func TestRootNeedsAWayForTheServersAccount(t *testing.T) { //nolint:paralleltest // it moves where such clusters go
 	if os.Geteuid() != 0 {
 		t.Skip("only root hands the server to another account")
 	}
-	t.Parallel()
+	devpg.SetElsewhere(t, filepath.Dir(dataDir(t)))
 	dir := dataDir(t)
 	closed := filepath.Dir(dir)
 	require.NoError(t, os.Chmod(closed, 0o700))
-	_, err := devpg.Start(t.Context(), devpg.Options{DataDir: dir})
+
+	s := start(t, devpg.Options{DataDir: dir})
+	link, err := os.Readlink(dir)
+	require.NoError(t, err)
+	require.Equal(t, link, s.DataDir())
+	owner := func(path string) uint32 {
+		info, err := os.Stat(path)
+		require.NoError(t, err)
+		st, ok := info.Sys().(*syscall.Stat_t)
+		require.True(t, ok)
+		return st.Uid
+	}
+	require.NotZero(t, owner(dir))
+	require.NoError(t, s.EnsureDatabase(t.Context(), "kept"))
+	stop(t, s)
+	s = start(t, devpg.Options{DataDir: dir})
+	require.Equal(t, "kept", query[string](t, s.DSN("kept"), `select current_database()::text`))
+
+	// A directory that exists stays where it is.
+	dir = filepath.Join(closed, "another")
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	_, err = devpg.Start(t.Context(), devpg.Options{DataDir: dir})
 	var passage *devpg.PassageError
 	require.ErrorAs(t, err, &passage)
 	require.Equal(t, closed, passage.Blocked)
 	require.ErrorContains(t, err, "chmod o+x "+closed)
 
 	require.NoError(t, os.Chmod(closed, 0o711))
-	s := start(t, devpg.Options{DataDir: dir})
-	info, err := os.Stat(dir)
-	require.NoError(t, err)
-	st, ok := info.Sys().(*syscall.Stat_t)
-	require.True(t, ok)
-	require.NotZero(t, st.Uid)
+	s = start(t, devpg.Options{DataDir: dir})
 	require.Equal(t, dir, s.DataDir())
+	require.NotZero(t, owner(dir))
 }

@@ -38,15 +38,25 @@ type Cluster struct {
 var shared struct {
 	sync.Mutex
 	cluster *Cluster
+	err     error // why there is none: the next test would find the same
 }
 
 // Open returns the shared server, and starts it if this process is the first to ask.
 func Open(ctx context.Context) (*Cluster, error) {
 	shared.Lock()
 	defer shared.Unlock()
-	if shared.cluster != nil {
-		return shared.cluster, nil
+	if shared.cluster != nil || shared.err != nil {
+		return shared.cluster, shared.err
 	}
+	cluster, err := open(ctx)
+	if ctx.Err() == nil {
+		shared.err = err
+	}
+	shared.cluster = cluster
+	return cluster, err
+}
+
+func open(ctx context.Context) (*Cluster, error) {
 	c := &Cluster{templates: map[string]string{}}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -61,7 +71,6 @@ func Open(ctx context.Context) (*Cluster, error) {
 			return nil, fmt.Errorf("pgtest: start a server: %w", err)
 		}
 	}
-	shared.cluster = c
 	return c, nil
 }
 

@@ -4,6 +4,7 @@ package pgtest
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -211,7 +212,8 @@ func startServer(ctx context.Context, data, root string) (server, error) {
 func startContainer(root string) (server, error) {
 	cmd := exec.Command("go", "run", "./pgdocker") //nolint:noctx // it lives as long as the supervisor
 	cmd.Dir = filepath.Join(root, "tools")
-	cmd.Stderr = os.Stderr
+	var complaint bytes.Buffer
+	cmd.Stderr = io.MultiWriter(os.Stderr, &complaint)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return server{}, err
@@ -228,7 +230,8 @@ func startContainer(root string) (server, error) {
 		if !errors.Is(err, io.EOF) {
 			_ = cmd.Process.Kill()
 		}
-		return server{}, errors.Join(fmt.Errorf("no answer from %s: %w", cmd, err), cmd.Wait())
+		waitErr := cmd.Wait()
+		return server{}, errors.Join(fmt.Errorf("%s: %s", cmd, strings.TrimSpace(complaint.String())), waitErr)
 	}
 	done := make(chan struct{})
 	var waitErr error
