@@ -13,7 +13,7 @@ import (
 func (p *Pull) readWindows(results pgx.BatchResults, subs []*subscription) error {
 	rows, err := results.Query()
 	if err != nil {
-		return err
+		return fmt.Errorf("reading windows: %w", unscoped(err))
 	}
 	defer rows.Close()
 	c, scopes := newCells(rows), interned{}
@@ -42,7 +42,7 @@ func (p *Pull) readWindows(results pgx.BatchResults, subs []*subscription) error
 		w.sub.frames = w.frame.AppendChange(w.sub.frames, 0, string(c.text(4)), ssp2.Op(c.integer(5)), c.integer(6), scopes.texts(c, 7), c.bytes(8))
 	}
 	if err := rows.Err(); err != nil {
-		return err
+		return fmt.Errorf("reading windows: %w", unscoped(err))
 	}
 	return c.err
 }
@@ -104,7 +104,7 @@ func (w *windowWriter) end(next int64) error {
 func (p *Pull) readPages(results pgx.BatchResults, tasks []pageTask) error {
 	rows, err := results.Query()
 	if err != nil {
-		return err
+		return fmt.Errorf("reading pages: %w", unscoped(err))
 	}
 	defer rows.Close()
 	c := newCells(rows)
@@ -135,7 +135,7 @@ func (p *Pull) readPages(results pgx.BatchResults, tasks []pageTask) error {
 		}
 	}
 	if err := rows.Err(); err != nil {
-		return err
+		return fmt.Errorf("reading pages: %w", unscoped(err))
 	}
 	return c.err
 }
@@ -155,7 +155,8 @@ type pageWriter struct {
 
 func (p *Pull) beginPage(sub *subscription, from position) (*pageWriter, error) {
 	w := &pageWriter{p: p, sub: sub, page: &page{from: from}}
-	w.buf, w.mark = ssp2.BeginFrame(nil, ssp2.FrameSegmentInline)
+	w.buf, w.mark = ssp2.BeginFrame(p.spare[:0], ssp2.FrameSegmentInline)
+	p.spare = nil
 	w.at = len(w.buf)
 	var err error
 	w.buf, w.segment, err = ssp2.BeginSegment(w.buf, &ssp2.SegmentHeader{

@@ -4,8 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
-	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -198,16 +197,18 @@ func (b *bundle) queueUpsert(t testing.TB, batch *pgx.Batch, i int, c change) {
 	}
 	b.rows[c.table][c.id] = r
 	args := []any{b.partition, c.id, r.version, payload}
-	names, places, sets := "_sync_partition, _sync_row_id, _sync_server_version, _sync_payload", "$1, $2, $3, $4",
-		"_sync_server_version = excluded._sync_server_version, _sync_payload = excluded._sync_payload"
+	names := []string{"_sync_partition", "_sync_row_id", "_sync_server_version", "_sync_payload"}
 	for k, col := range table.Columns {
 		args = append(args, c.values[k])
-		names += ", " + col.Name
-		places += fmt.Sprintf(", $%d", k+5)
-		sets += fmt.Sprintf(", %[1]s = excluded.%[1]s", col.Name)
+		names = append(names, col.Name)
+	}
+	places, sets := make([]string, len(names)), make([]string, len(names))
+	for k, name := range names {
+		places[k] = fmt.Sprintf("$%d", k+1)
+		sets[k] = name + " = excluded." + name
 	}
 	batch.Queue(fmt.Sprintf(`insert into public.%s (%s) values (%s) on conflict (_sync_partition, _sync_row_id) do update set %s`,
-		c.table, names, places, sets), args...)
+		c.table, strings.Join(names, ", "), strings.Join(places, ", "), strings.Join(sets, ", ")), args...)
 	b.queueLog(batch, i, c, ssp2.OpUpsert, &r.version, scopes, payload)
 }
 
@@ -387,8 +388,6 @@ func token(pin int64, table string, cursor *string) *string {
 	return &s
 }
 
-func at[T any](v T) *T { return &v }
-
 // record is a client's record.
 type record struct {
 	Actor         string
@@ -416,5 +415,3 @@ func (b *bundle) exec(t testing.TB, sql string, args ...any) {
 	_, err := b.db.Pool.Exec(t.Context(), sql, args...)
 	require.NoError(t, err)
 }
-
-func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

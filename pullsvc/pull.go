@@ -42,6 +42,7 @@ type Pull struct {
 	gate     gateRow // as of the newest read
 	list     []byte  // the subscription list for the client's record
 	digest   []byte  // SHA-256 of list
+	spare    []byte  // the memory of a page that was sent, for the next one
 }
 
 // mode is how a subscription is answered.
@@ -200,6 +201,7 @@ func (p *Pull) send(ctx context.Context, out *pieces, sub *subscription) error {
 		if err := out.add(frames); err != nil {
 			return err
 		}
+		p.spare = pg.inline
 		if !pg.more || sub.pages == 0 {
 			end := &ssp2.SubEnd{NextCursor: sub.pin}
 			if pg.more {
@@ -221,7 +223,7 @@ func (p *Pull) send(ctx context.Context, out *pieces, sub *subscription) error {
 }
 
 // Close gives up what the pull holds. It may be called more than once.
-func (p *Pull) Close() { p.subs = nil }
+func (p *Pull) Close() { p.subs, p.spare = nil, nil }
 
 // frame appends a frame. An encoder's complaint is about the server's own data, so
 // its code must not reach the client.

@@ -141,12 +141,12 @@ func (p *Pull) flush(ctx context.Context, windows []*subscription, pages []pageT
 	}
 	if len(windows) > 0 {
 		if err := p.readWindows(results, windows); err != nil {
-			return fmt.Errorf("reading windows: %w", unscoped(err))
+			return err
 		}
 	}
 	if len(pages) > 0 {
 		if err := p.readPages(results, pages); err != nil {
-			return fmt.Errorf("reading pages: %w", unscoped(err))
+			return err
 		}
 	}
 	if _, err := results.Exec(); err != nil {

@@ -32,12 +32,12 @@ func TestRecord(t *testing.T) {
 		subs   []ssp2.Subscription
 		cursor *int64
 	}{
-		{"a window that is read to its end", 0, []ssp2.Subscription{sub("a", "items", 3, project("x"))}, at(int64(6))},
-		{"the least of several windows", 1, []ssp2.Subscription{sub("a", "items", 3, project("x")), sub("b", "items", 5, project("x"))}, at(int64(4))},
-		{"a fresh bootstrap counts with its pin", 1, []ssp2.Subscription{sub("a", "items", -1, project("x"))}, at(int64(6))},
-		{"a resumed bootstrap counts with its pin", 1, []ssp2.Subscription{sub("a", "items", 5, project("x")), bootstrapping}, at(int64(3))},
-		{"a client from the future counts with the pin it gets", 0, []ssp2.Subscription{sub("a", "items", 99, project("x"))}, at(int64(6))},
-		{"reset and revoked ones do not count", 0, []ssp2.Subscription{sub("a", "items", 1, project("x")), sub("b", "items", 5, ssp2.ScopeMap{}), sub("c", "items", 6, project("x"))}, at(int64(6))},
+		{"a window that is read to its end", 0, []ssp2.Subscription{sub("a", "items", 3, project("x"))}, new(int64(6))},
+		{"the least of several windows", 1, []ssp2.Subscription{sub("a", "items", 3, project("x")), sub("b", "items", 5, project("x"))}, new(int64(4))},
+		{"a fresh bootstrap counts with its pin", 1, []ssp2.Subscription{sub("a", "items", -1, project("x"))}, new(int64(6))},
+		{"a resumed bootstrap counts with its pin", 1, []ssp2.Subscription{sub("a", "items", 5, project("x")), bootstrapping}, new(int64(3))},
+		{"a client from the future counts with the pin it gets", 0, []ssp2.Subscription{sub("a", "items", 99, project("x"))}, new(int64(6))},
+		{"reset and revoked ones do not count", 0, []ssp2.Subscription{sub("a", "items", 1, project("x")), sub("b", "items", 5, ssp2.ScopeMap{}), sub("c", "items", 6, project("x"))}, new(int64(6))},
 		{"none is active", 0, []ssp2.Subscription{sub("a", "items", 1, project("x")), sub("b", "items", 5, ssp2.ScopeMap{})}, nil},
 		{"no subscription at all", 0, nil, nil},
 	} {
@@ -48,7 +48,7 @@ func TestRecord(t *testing.T) {
 			b.pull(t, req)
 			got := b.record(t, req.ClientID)
 			require.Equal(t, "alice", got.Actor)
-			require.Equal(t, at(int16(2)), got.Wire)
+			require.Equal(t, new(int16(2)), got.Wire)
 			require.Equal(t, tc.cursor, got.Cursor)
 			require.Equal(t, b.now.UnixMilli(), got.Updated)
 			var list []struct {
@@ -180,7 +180,7 @@ func TestEpoch(t *testing.T) {
 	require.Len(t, b.pull(t, v1)[0].Commits, 1)
 
 	none, other := req, req
-	none.LogEpoch, other.LogEpoch = nil, at("epoch-0")
+	none.LogEpoch, other.LogEpoch = nil, new("epoch-0")
 	for _, req := range []pullsvc.Request{none, other} {
 		p, err := b.Begin(t.Context(), req)
 		require.NoError(t, err)
@@ -198,7 +198,7 @@ func TestEpoch(t *testing.T) {
 	require.Equal(t, "epoch-2", p.LogEpoch)
 	_, err = b.Begin(t.Context(), v1)
 	require.Equal(t, ssp2.CodeClientWireUnsupported, ssp2.CodeOf(err))
-	req.LogEpoch = at("epoch-2")
+	req.LogEpoch = new("epoch-2")
 	require.Len(t, b.pull(t, req)[0].Commits, 1)
 }
 

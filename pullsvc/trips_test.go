@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -23,9 +24,9 @@ func many(n int, cursor int64) []ssp2.Subscription {
 	subs := make([]ssp2.Subscription, n)
 	for i := range subs {
 		if i%2 == 0 {
-			subs[i] = sub(fmt.Sprint(i), "items", cursor, project(fmt.Sprint("x", i), "x"))
+			subs[i] = sub(strconv.Itoa(i), "items", cursor, project(fmt.Sprint("x", i), "x"))
 		} else {
-			subs[i] = sub(fmt.Sprint(i), "docs", cursor, docScopes([]string{"o"}, []string{fmt.Sprint(i)}))
+			subs[i] = sub(strconv.Itoa(i), "docs", cursor, docScopes([]string{"o"}, []string{strconv.Itoa(i)}))
 		}
 	}
 	return subs
@@ -103,7 +104,7 @@ func TestExecModes(t *testing.T) {
 		pool.Close()
 
 		resume := sub("r", "items", 1, project("x"))
-		resume.BootstrapState = token(1, "items", at("1:xa"))
+		resume.BootstrapState = token(1, "items", new("1:xa"))
 		req := request(sub("w", "docs", 0, docScopes([]string{"o,{}\"\\", "NULL"}, nil)), sub("b", "items", -1, project("x")), resume)
 		p, err := b.Begin(t.Context(), req)
 		require.NoError(t, err, mode)
@@ -125,7 +126,7 @@ func TestOneConnection(t *testing.T) {
 	t.Parallel()
 	b := setup(t, withDatabase(func(o *pgtest.Options) { o.MaxConns = 1 }), with(func(c *pullsvc.Config) { c.BufferBytes = 1 }))
 	for i := range 5 {
-		b.commit(t, item(fmt.Sprint(i), "x", "body"))
+		b.commit(t, item(strconv.Itoa(i), "x", "body"))
 	}
 	p, err := b.Begin(t.Context(), request(sub("a", "items", -1, project("x")), sub("b", "items", 0, project("x")), sub("c", "items", -1, project("x"))))
 	require.NoError(t, err)
@@ -203,18 +204,18 @@ func TestManySubscriptions(t *testing.T) {
 
 // TestMemory: a response holds a few times BufferBytes, however much it sends. Not
 // parallel: it looks at the memory of the process.
-func TestMemory(t *testing.T) {
+func TestMemory(t *testing.T) { //nolint:paralleltest // see above
 	const subscriptions, rowsEach, rowBytes, buffer = 200, 20, 10_000, 1 << 20
 	b := setup(t, with(func(c *pullsvc.Config) { c.BufferBytes = buffer }))
 	var subs []ssp2.Subscription
 	for i := range subscriptions {
 		var changes []change
 		for k := range rowsEach {
-			changes = append(changes, item(fmt.Sprint(i, "-", k), fmt.Sprint(i), strings.Repeat("x", rowBytes)))
+			changes = append(changes, item(fmt.Sprint(i, "-", k), strconv.Itoa(i), strings.Repeat("x", rowBytes)))
 		}
 		b.commit(t, changes...)
 		cursor := []int64{-1, 0}[i%2]
-		subs = append(subs, sub(fmt.Sprint(i), "items", cursor, project(fmt.Sprint(i))))
+		subs = append(subs, sub(strconv.Itoa(i), "items", cursor, project(strconv.Itoa(i))))
 	}
 	b.rows = nil
 	var heaps []uint64

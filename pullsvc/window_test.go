@@ -2,6 +2,7 @@ package pullsvc_test
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -30,8 +31,11 @@ func TestWindowMatches(t *testing.T) {
 		{"the other one, an integer", ssp2.ScopeMap{"folderId": {"1"}}, map[int64][]string{1: {"o1f1", "o2f1"}, 2: {"o3f1"}, 3: {"o1f1b"}}},
 		{"several values of one", ssp2.ScopeMap{"org": {"o2", "o3"}}, map[int64][]string{1: {"o2f1", "o2f2"}, 2: {"o3f1"}}},
 		{"both: every variable must match", ssp2.ScopeMap{"org": {"o1"}, "folderId": {"1"}}, map[int64][]string{1: {"o1f1"}, 3: {"o1f1b"}}},
-		{"both with several values: all pairs", ssp2.ScopeMap{"org": {"o1", "o2"}, "folderId": {"2", "1"}},
-			map[int64][]string{1: {"o1f1", "o1f2", "o2f1", "o2f2"}, 3: {"o1f1b"}, 4: {"o1f2"}}},
+		{
+			"both with several values: all pairs",
+			ssp2.ScopeMap{"org": {"o1", "o2"}, "folderId": {"2", "1"}},
+			map[int64][]string{1: {"o1f1", "o1f2", "o2f1", "o2f2"}, 3: {"o1f1b"}, 4: {"o1f2"}},
+		},
 		{"both, where the driving variable matches other changes of a commit", ssp2.ScopeMap{"org": {"o3"}, "folderId": {"2"}}, map[int64][]string{}},
 		{"a value nobody has", ssp2.ScopeMap{"org": {"o9"}}, map[int64][]string{}},
 		{"a value an integer cannot have", ssp2.ScopeMap{"folderId": {"01"}}, map[int64][]string{}},
@@ -93,8 +97,8 @@ func TestWindowFrames(t *testing.T) {
 	got := b.one(t, sub("s", "docs", 1, ssp2.ScopeMap{"folderId": {"7"}}))
 	require.Empty(t, cmp.Diff([]ssp2.Commit{
 		{CommitSeq: 2, CreatedAtMs: 2000, ActorID: "actor-2", Tables: []string{"docs"}, Changes: []ssp2.Change{
-			{RowID: "d", Op: ssp2.OpUpsert, RowVersion: at(int64(2)), Scopes: map[string]string{"folderId": "7", "org": "o1"}, Row: d.payload},
-			{RowID: "e", Op: ssp2.OpUpsert, RowVersion: at(int64(1)), Scopes: map[string]string{"folderId": "7", "org": "o=2"}, Row: e.payload},
+			{RowID: "d", Op: ssp2.OpUpsert, RowVersion: new(int64(2)), Scopes: map[string]string{"folderId": "7", "org": "o1"}, Row: d.payload},
+			{RowID: "e", Op: ssp2.OpUpsert, RowVersion: new(int64(1)), Scopes: map[string]string{"folderId": "7", "org": "o=2"}, Row: e.payload},
 		}},
 		{CommitSeq: 3, CreatedAtMs: 3000, ActorID: "actor-3", Tables: []string{"docs"}, Changes: []ssp2.Change{
 			{RowID: "d", Op: ssp2.OpDelete, Scopes: map[string]string{"folderId": "7", "org": "o1"}},
@@ -185,11 +189,11 @@ func TestWindowOfManyKeys(t *testing.T) {
 	for i := range 60 {
 		switch {
 		case i < 20: // a burst of one value
-			b.commit(t, item(fmt.Sprint(i), "a", ""))
+			b.commit(t, item(strconv.Itoa(i), "a", ""))
 		case i%3 == 0:
-			b.commit(t, item(fmt.Sprint(i), "b", ""), item(fmt.Sprint(i, "c"), "c", ""))
+			b.commit(t, item(strconv.Itoa(i), "b", ""), item(fmt.Sprint(i, "c"), "c", ""))
 		default:
-			b.commit(t, item(fmt.Sprint(i), "d", ""))
+			b.commit(t, item(strconv.Itoa(i), "d", ""))
 		}
 	}
 	for limit := int32(1); limit < 40; limit += 3 {
@@ -218,6 +222,34 @@ func TestWindowOfManyKeys(t *testing.T) {
 	}
 }
 
+// TestWindowPastOthers: commits that a driving value has and the other variable does
+// not match fill no window, and those of another value wait for their turn.
+func TestWindowPastOthers(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for i := range 9 {
+		b.commit(t, doc(fmt.Sprint("other", i), "other", 1))
+	}
+	b.commit(t, doc("in1", "mine", 1))
+	b.commit(t, doc("in2", "mine", 2))
+	for i := range 9 {
+		b.commit(t, doc(fmt.Sprint("more", i), "other", 1), doc(fmt.Sprint("even", i), "other", 2))
+	}
+	b.commit(t, doc("in3", "mine", 1))
+	for limit := int32(1); limit < 8; limit++ {
+		req := request(sub("s", "docs", 0, docScopes([]string{"mine"}, []string{"1", "2"})))
+		req.Header.LimitCommits = limit
+		got := b.pull(t, req)[0]
+		var seqs []int64
+		for _, c := range got.Commits {
+			seqs = append(seqs, c.CommitSeq)
+		}
+		want := []int64{10, 11, 21}[:min(limit, 3)]
+		require.Equal(t, want, seqs)
+		require.Equal(t, want[len(want)-1], got.End.NextCursor)
+	}
+}
+
 // TestWindowBytes: a window ends at a commit once it holds BufferBytes, and what
 // does not fit in a response's buffer is read later; nothing is lost by either.
 func TestWindowBytes(t *testing.T) {
@@ -229,7 +261,7 @@ func TestWindowBytes(t *testing.T) {
 	}
 	subs := make([]ssp2.Subscription, 20)
 	for i := range subs {
-		subs[i] = sub(fmt.Sprint(i), "items", int64(i%10), project([]string{"x", "y"}[i%2]))
+		subs[i] = sub(strconv.Itoa(i), "items", int64(i%10), project([]string{"x", "y"}[i%2]))
 	}
 	for i, got := range b.pull(t, request(subs...)) {
 		cursor := subs[i].Cursor
@@ -261,7 +293,7 @@ func TestSubscriptionOrder(t *testing.T) {
 	none := ssp2.ScopeMap{"org": {}}
 	var subs []ssp2.Subscription
 	for i := range 24 {
-		id := fmt.Sprint(i)
+		id := strconv.Itoa(i)
 		switch i % 6 {
 		case 0:
 			subs = append(subs, sub(id, "items", 0, project("x")))
