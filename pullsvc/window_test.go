@@ -62,7 +62,7 @@ func TestWindowTypes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	typed := func(id int, hot bool, ratio float64, shape string) change {
-		return change{table: "typed", id: fmt.Sprint(id), values: []any{id, hot, ratio, shape}}
+		return change{table: "typed", id: strconv.Itoa(id), values: []any{id, hot, ratio, shape}}
 	}
 	b.commit(t, typed(-3, true, 0.1, `{"a": 1}`), typed(2, false, 1e21, `[]`), typed(9007199254740991, true, -0.5, `"x=y"`))
 	table, _ := b.schema.Table("typed")
