@@ -6,8 +6,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
-
-	"github.com/syncpg/syncpg/internal/pgtest"
 )
 
 const (
@@ -152,32 +150,4 @@ func TestPlanOfSkewedTable(t *testing.T) {
 	buffers, rows := touched(t, conn, pageSQL, `{"org":["small"]}`, "", 1000)
 	require.Equal(t, 11, rows)
 	require.Less(t, buffers, 60)
-}
-
-// TestCatalog: what the functions promise about themselves.
-func TestCatalog(t *testing.T) {
-	t.Parallel()
-	b := setup(t, withDatabase(func(o *pgtest.Options) { o.MaxConns = 1 }))
-	rows, err := b.db.Pool.Query(t.Context(), `
-		select p.proname, p.provolatile::text, p.prosrc ~* '\m(insert|update|delete)\M',
-		       p.proconfig @> array['search_path=pg_catalog, pg_temp', 'enable_seqscan=off'],
-		       d.description is not null, has_function_privilege('public', p.oid, 'execute')
-		  from pg_catalog.pg_proc as p
-		  left join pg_catalog.pg_description as d on d.objoid = p.oid and d.classoid = 'pg_catalog.pg_proc'::regclass
-		 where p.pronamespace = 'syncpg'::regnamespace
-		   and p.proname in ('sync_read_pull_gate', 'sync_read_windows', 'sync_scan_rows', 'sync_record_client')`)
-	require.NoError(t, err)
-	found := map[string]bool{}
-	var name, volatility string
-	var writes, pinned, described, public bool
-	_, err = pgx.ForEachRow(rows, []any{&name, &volatility, &writes, &pinned, &described, &public}, func() error {
-		found[name] = true
-		require.Equal(t, writes, volatility == "v", name)
-		require.True(t, pinned, name)
-		require.True(t, described, name)
-		require.False(t, public, name)
-		return nil
-	})
-	require.NoError(t, err)
-	require.Len(t, found, 4)
 }

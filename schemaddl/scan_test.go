@@ -109,3 +109,25 @@ func TestScanRowsOfUnknownTable(t *testing.T) {
 	_, err := pool.Exec(t.Context(), `select * from syncpg.sync_scan_rows('p', '{nope}', array['{"team":["x"]}'], array[null::bigint], '{1}', '{""}', 1, 1, 1)`)
 	require.ErrorContains(t, err, "42P01")
 }
+
+// TestScanRowsKeepsItsPromises: replacing the function keeps what the migration says
+// of it.
+func TestScanRowsKeepsItsPromises(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	require.NoError(t, install(t, pool, parse(t, scanIR), schemaddl.Options{}))
+	var volatility, comment string
+	var settings []string
+	var public bool
+	require.NoError(t, pool.QueryRow(t.Context(), `
+		select p.provolatile::text, p.proconfig, obj_description(p.oid, 'pg_proc'), exists (
+		         select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) as a where a.grantee = 0)
+		  from pg_catalog.pg_proc as p where p.oid = 'syncpg.sync_scan_rows'::regproc`).Scan(&volatility, &settings, &comment, &public))
+	require.Equal(t, "s", volatility)
+	require.Contains(t, settings, "search_path=pg_catalog, pg_temp")
+	for _, way := range []string{"seqscan", "bitmapscan", "sort", "hashjoin", "mergejoin"} {
+		require.Contains(t, settings, "enable_"+way+"=off")
+	}
+	require.Contains(t, comment, "Takes no locks.")
+	require.False(t, public)
+}
