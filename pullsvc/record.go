@@ -6,12 +6,18 @@ import (
 	"time"
 
 	"github.com/syncpg/syncpg/db"
+	"github.com/syncpg/syncpg/internal/pgtx"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
 // recordAge is how old the record of a client that pulls may become: retention
 // takes a client for gone when its record is old (§4.6).
 const recordAge = time.Minute
+
+// maxAttempts bounds how often the record is written anew when another pull of the
+// same client was faster, which is an error where sessions default to a stricter
+// isolation level than READ COMMITTED.
+const maxAttempts = 4
 
 // subscriptionList renders the subscriptions of a pull as the client's record keeps
 // them for realtime (§8.1): a JSON array of id, table and requested scopes.
@@ -74,14 +80,17 @@ func (p *Pull) record(ctx context.Context) error {
 	default:
 		params.Relaxed = true
 	}
-	actor, err := db.New(p.s.pool).PullRecordClient(ctx, params)
-	if err != nil {
-		return fmt.Errorf("recording the client: %w", err)
+	for attempt := 1; ; attempt++ {
+		actor, err := db.New(p.s.pool).PullRecordClient(ctx, params)
+		switch {
+		case err == nil && actor != p.req.Actor:
+			return errOtherActor()
+		case err == nil:
+			return nil
+		case attempt == maxAttempts || !pgtx.Retryable(err):
+			return fmt.Errorf("recording the client: %w", err)
+		}
 	}
-	if actor != p.req.Actor {
-		return errOtherActor()
-	}
-	return nil
 }
 
 func errOtherActor() error {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/syncpg/syncpg/internal/gate"
@@ -166,6 +167,37 @@ func TestClientOfAnotherActor(t *testing.T) {
 	require.NoError(t, blocker.Commit(t.Context()))
 	require.Equal(t, ssp2.CodeInvalidClientID, ssp2.CodeOf(<-failed))
 	require.Equal(t, "alice", b.record(t, "c2").Actor)
+}
+
+// TestRecordAtOnce: two pulls of one client at the same time both succeed, whatever
+// isolation level sessions default to.
+func TestRecordAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
+		t.Run(level, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, withDatabase(func(o *pgtest.Options) {
+				o.Configure = func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = level }
+			}))
+			req := request(sub("s", "items", 0, project("x")))
+			b.pull(t, req)
+			b.commit(t, item("i", "x", ""))
+			other, err := b.db.Pool.Begin(t.Context())
+			require.NoError(t, err)
+			defer func() { _ = other.Rollback(context.WithoutCancel(t.Context())) }()
+			_, err = other.Exec(t.Context(), `select syncpg.sync_record_client($1, 'c1', 'alice', 2::smallint, 0, null, 0, false)`, partition)
+			require.NoError(t, err)
+			ended := make(chan error)
+			go func() {
+				_, err := b.Begin(t.Context(), req)
+				ended <- err
+			}()
+			require.NoError(t, pgtest.WaitAnyBlocked(t.Context(), b.db.Pool, 1))
+			require.NoError(t, other.Commit(t.Context()))
+			require.NoError(t, <-ended)
+			require.Equal(t, new(int64(1)), b.record(t, "c1").Cursor)
+		})
+	}
 }
 
 // TestEpoch: a request whose epoch is not the partition's is told to reset, and

@@ -47,7 +47,7 @@ type Config struct {
 	InlineSegmentMaxBytes int
 	// BufferBytes bounds what a response holds in memory: a window and a page end
 	// once their payloads reach it, and no further subscription is read ahead. A
-	// response holds up to four times as much, and one commit or row. Default 2 MiB.
+	// response holds about four times as much, and one commit or row. Default 2 MiB.
 	BufferBytes int
 	// Logger receives what clients are not told. Default: nothing is logged.
 	Logger *slog.Logger
