@@ -25,7 +25,9 @@ func (t *transaction) attribute(ctx context.Context, c *appliedCommit) (int, err
 // of the log, and returns the first that fails, -1 for none.
 func (t *transaction) searchStatements(ctx context.Context, c *appliedCommit) (int, error) {
 	f := t.newFlush()
-	f.queue("taking back a refused commit", pgtx.RollbackTo)
+	if err := t.takeBack(ctx, f, pgtx.RollbackTo); err != nil {
+		return -1, err
+	}
 	for i := range c.changes {
 		f.about(i, func() {
 			t.queueRun(f, []*change{&c.changes[i]})
@@ -42,10 +44,12 @@ func (t *transaction) searchStatements(ctx context.Context, c *appliedCommit) (i
 // between two changes that swap a unique value they fail as well.
 func (t *transaction) searchChecks(ctx context.Context, c *appliedCommit) (int, error) {
 	culprit := -1
-	takeBack := pgtx.RollbackTo
+	from := pgtx.RollbackTo
 	for next := 0; next < len(c.changes); {
 		f := t.newFlush()
-		f.queue("taking back a failed check", takeBack)
+		if err := t.takeBack(ctx, f, from); err != nil {
+			return -1, err
+		}
 		for i := next; i < len(c.changes); i++ {
 			f.about(i, func() {
 				t.queueRun(f, []*change{&c.changes[i]})
@@ -59,7 +63,7 @@ func (t *transaction) searchChecks(ctx context.Context, c *appliedCommit) (int, 
 		if failed > next || culprit < 0 {
 			culprit = failed
 		}
-		next, takeBack = failed+1, pgtx.ProbeRollbackTo
+		next, from = failed+1, pgtx.ProbeRollbackTo
 	}
 	return culprit, nil
 }

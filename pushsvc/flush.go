@@ -58,6 +58,20 @@ func (f *flush) add(st statement, s pgtx.Statement, args ...any) {
 	f.statements = append(f.statements, st)
 }
 
+// takeBack rolls back to a savepoint of the aborted transaction, in front of what f
+// holds. Without statements of our own pgx describes those of a batch before it
+// sends them, which an aborted transaction refuses: then it takes a round trip.
+func (t *transaction) takeBack(ctx context.Context, f *flush, to pgtx.Statement) error {
+	if pgtx.Prepares(f.conn) {
+		f.queue("taking back a refused commit", to)
+		return nil
+	}
+	if _, err := f.conn.Exec(ctx, to.SQL, pgx.QueryExecModeSimpleProtocol); err != nil {
+		return fmt.Errorf("taking back a refused commit: %w", err)
+	}
+	return nil
+}
+
 // queueChecks queues every deferred check, leaving the constraints deferred.
 func (f *flush) queueChecks() {
 	f.queue("probing", pgtx.ProbeSavepoint)
@@ -77,7 +91,9 @@ func (t *transaction) flush(ctx context.Context, p *planned, last bool) (*statem
 	}
 	f := t.newFlush()
 	if t.aborted {
-		f.queue("taking back a refused commit", pgtx.RollbackTo)
+		if err := t.takeBack(ctx, f, pgtx.RollbackTo); err != nil {
+			return nil, err
+		}
 	}
 	if len(p.applied) > 0 {
 		if !t.aborted {

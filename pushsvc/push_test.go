@@ -13,7 +13,8 @@ import (
 
 func TestRoundTrips(t *testing.T) {
 	t.Parallel()
-	b := setup(t, func(o *pgtest.Options, _ *pushsvc.Config) { o.MaxConns = 1 })
+	hooks := &hooks{}
+	b := setup(t, func(o *pgtest.Options, _ *pushsvc.Config) { o.MaxConns, o.Tracer = 1, hooks })
 	// Warm the connection: every statement is prepared once.
 	b.push(t, request(commit("warm", b.upsert(t, "notes", note("w", "")), b.upsert(t, "slugs", map[string]any{"id": "w", "project_id": "pr1"}))))
 	b.push(t, request(commit("warm2", base(b.upsert(t, "notes", note("w", "")), 9))))
@@ -34,9 +35,9 @@ func TestRoundTrips(t *testing.T) {
 		many = append(many, commit(fmt.Sprintf("many-%d", i), b.upsert(t, "notes", note(fmt.Sprintf("many-%d", i), "x"))))
 	}
 	for _, tc := range []struct {
-		name            string
-		commits         []ssp2.PushCommit
-		trips, commits_ int
+		name           string
+		commits        []ssp2.PushCommit
+		trips, durable int
 	}{
 		{"one operation", []ssp2.PushCommit{commit("one", b.upsert(t, "notes", note("one", "x")))}, 2, 1},
 		{"a hundred operations over two tables", []ssp2.PushCommit{commit("hundred", hundred("h")...)}, 2, 1},
@@ -51,13 +52,17 @@ func TestRoundTrips(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			b.Wait()
 			b.counter.Reset()
+			answered := make(chan struct{})
+			hooks.onQuery(func(string) { <-answered }) // closing the transaction may follow the answer
 			resp, err := b.Push(t.Context(), request(tc.commits...))
 			trips := b.counter.RoundTrips()
+			close(answered)
 			require.NoError(t, err)
 			require.Zero(t, b.counter.PrepareRoundTrips())
 			require.Equal(t, tc.trips, trips, "%v", b.counter.Statements())
+			require.Zero(t, b.counter.Autocommits())
 			b.Wait()
-			require.Equal(t, tc.commits_, b.counter.Commits())
+			require.Equal(t, tc.durable, b.counter.Commits())
 			require.Len(t, resp.Results, len(tc.commits))
 		})
 	}
