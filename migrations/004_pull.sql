@@ -6,7 +6,7 @@
 -- breaking: no
 --
 -- SQLSTATEs raised, of class SY (003_push.sql has the others):
---   SY004  a scan by scope was asked for without a scope value
+--   SY005  a scan by scope was asked for without a scope value
 --
 -- The functions that read many subscriptions decide by themselves which of them are
 -- in range, since the caller learns horizon and newest commit in the same flush.
@@ -124,7 +124,7 @@ begin
   loop
     exit when v_total >= p_max_bytes;
     if coalesce(v_sub.unscoped, true) then
-      raise exception 'a window needs a scope' using errcode = 'SY004';
+      raise exception 'a window needs a scope' using errcode = 'SY005';
     end if;
     ord := v_sub.ord;
     v_from := case when v_sub.any_commit then v_sub.cursor else v_max end;
@@ -209,7 +209,7 @@ begin
 end
 $$;
 comment on function syncpg.sync_read_windows(text, text[], text[], bigint[], integer, bigint, bigint) is
-  'The commit windows (§4.5) of the subscriptions i: changes of p_tables[i] after p_cursors[i] that match every variable of p_scopes[i] (a JSON object of variable to values, neither empty; SQLSTATE SY004), oldest first. Passed over: a cursor below the horizon, and one from the newest commit on, which has no window. A window ends before the commit that would make it hold over p_limit changes, or after the one that makes its payloads reach p_window_bytes; its first commit always comes whole. No window is begun after p_max_bytes. Each ends with a row whose row_id is NULL and whose commit_seq is the next cursor; changes returned of a commit above it are to be dropped. Takes no locks.';
+  'The commit windows (§4.5) of the subscriptions i: changes of p_tables[i] after p_cursors[i] that match every variable of p_scopes[i] (a JSON object of variable to values, neither empty; SQLSTATE SY005), oldest first. Passed over: a cursor below the horizon, and one from the newest commit on, which has no window. A window ends before the commit that would make it hold over p_limit changes, or after the one that makes its payloads reach p_window_bytes; its first commit always comes whole. No window is begun after p_max_bytes. Each ends with a row whose row_id is NULL and whose commit_seq is the next cursor; changes returned of a commit above it are to be dropped. Takes no locks.';
 
 create function syncpg.sync_scan_rows(
   p_partition text, p_tables text[], p_scopes text[], p_pins bigint[], p_firsts integer[], p_afters text[],

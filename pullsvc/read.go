@@ -23,7 +23,7 @@ var (
 )
 
 // sqlStateUnscoped is raised for a scan without a scope (004_pull.sql).
-const sqlStateUnscoped = "SY004"
+const sqlStateUnscoped = "SY005"
 
 var errPartitionUnknown = errors.New("the partition is not registered")
 

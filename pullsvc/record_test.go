@@ -369,12 +369,12 @@ func TestScanRequiresScope(t *testing.T) {
 	b.commit(t, doc("d", "o", 1))
 	for _, scopes := range []string{`{}`, `{"org":[]}`, `{"org":["o"],"folderId":[]}`, `{"folderId":[],"org":["o"]}`} {
 		_, err := b.db.Pool.Exec(t.Context(), `select * from syncpg.sync_read_windows($1, '{docs}', array[$2], '{0}', 10, 1000, 1000)`, partition, scopes)
-		require.ErrorContains(t, err, "SY004", scopes)
+		require.ErrorContains(t, err, "SY005", scopes)
 		_, err = b.db.Pool.Exec(t.Context(), `select * from syncpg.sync_scan_rows($1, '{docs}', array[$2], array[null::bigint], '{1}', '{""}', 10, 1000, 1000)`, partition, scopes)
-		require.ErrorContains(t, err, "SY004", scopes)
+		require.ErrorContains(t, err, "SY005", scopes)
 	}
 	for table, scopes := range map[string]string{"docs": `{"org":["o"],"project":["x"]}`, "items": `{"org":["o"]}`} {
 		_, err := b.db.Pool.Exec(t.Context(), `select * from syncpg.sync_scan_rows($1, array[$2], array[$3], array[null::bigint], '{1}', '{""}', 10, 1000, 1000)`, partition, table, scopes)
-		require.ErrorContains(t, err, "SY004", "a variable of another table must not widen the scan")
+		require.ErrorContains(t, err, "SY005", "a variable of another table must not widen the scan")
 	}
 }

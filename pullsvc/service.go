@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -125,8 +124,8 @@ type Request struct {
 // it (§1.7): accept bits, number and ids of subscriptions, their tables and scope
 // keys. Errors are *ssp2.Error.
 func (s *Service) Validate(req Request) error {
-	if strings.IndexByte(req.ClientID, 0) >= 0 || req.ClientID == "" {
-		return ssp2.Errorf(ssp2.CodeInvalidClientID, "a client id is not empty and has no U+0000")
+	if err := gate.CheckClientID(req.ClientID); err != nil {
+		return err
 	}
 	if req.Header.Accept&(ssp2.AcceptInlineRows|ssp2.AcceptExternalRows) == 0 {
 		return ssp2.Errorf(ssp2.CodeInvalidRequest, "the accept bits take neither inline nor external rows segments; one of the two is required")

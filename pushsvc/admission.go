@@ -72,11 +72,11 @@ func newTransaction(s *Service, conn *pgxpool.Conn, req *Request) *transaction {
 		}
 		entry := &commit{id: c.ClientCommitID, ops: c.Operations}
 		t.byID[c.ClientCommitID] = entry
-		if !storableID(c.ClientCommitID) {
+		if !gate.StorableID(c.ClientCommitID) {
 			// Depends on nothing but the bytes, so it needs no record to be the
 			// same on every replay.
 			entry.outcome = rejection(opError(0, ssp2.CodeInvalidRequest,
-				fmt.Sprintf("a commit id has 1 to %d bytes and no U+0000", maxIDBytes)))
+				fmt.Sprintf("a commit id has 1 to %d bytes and no U+0000", gate.MaxIDBytes)))
 			continue
 		}
 		t.commits = append(t.commits, entry)

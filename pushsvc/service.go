@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 
@@ -115,16 +114,10 @@ type Response struct {
 	LastSeq int64
 }
 
-// maxIDBytes bounds client and commit ids, which are index keys.
-const maxIDBytes = 512
-
-// reservedClientPrefix marks clients of server commands (§1.5).
-const reservedClientPrefix = `["remote-command",`
-
 // Validate checks what a request must satisfy before anything else is done with
 // it (§1.7): the client id and the operation cap. Errors are *ssp2.Error.
 func (s *Service) Validate(req Request) error {
-	if err := ValidateClientID(req.ClientID); err != nil {
+	if err := gate.CheckClientID(req.ClientID); err != nil {
 		return err
 	}
 	total := 0
@@ -135,23 +128,6 @@ func (s *Service) Validate(req Request) error {
 		return ssp2.Errorf(ssp2.CodeTooManyOperations, "the request has %d operations and this server takes %d at a time: split it", total, s.maxOperations)
 	}
 	return nil
-}
-
-// ValidateClientID checks the form of a client id (§1.5). The error is
-// sync.invalid_client_id.
-func ValidateClientID(id string) error {
-	switch {
-	case strings.HasPrefix(id, reservedClientPrefix):
-		return ssp2.Errorf(ssp2.CodeInvalidClientID, "this client id is reserved for server commands")
-	case !storableID(id):
-		return ssp2.Errorf(ssp2.CodeInvalidClientID, "a client id has 1 to %d bytes and no U+0000", maxIDBytes)
-	}
-	return nil
-}
-
-// storableID says whether an id can be part of a key.
-func storableID(id string) bool {
-	return id != "" && len(id) <= maxIDBytes && strings.IndexByte(id, 0) < 0
 }
 
 const maxAttempts = 4

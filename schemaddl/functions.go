@@ -17,6 +17,10 @@ import (
 // can answer: on an empty table the scope index seems just as good for =.
 const probing = "set enable_seqscan = off\nset enable_hashjoin = off\nset enable_mergejoin = off\n"
 
+// useVariable heads a body whose parameters an app column may be named like: every
+// column in it is qualified.
+const useVariable = "#variable_conflict use_variable\n"
+
 // functions returns the statements that create or replace the generated
 // functions, with their comments and grants.
 func functions(s *schema.Schema, appSchema string) []string {
@@ -51,7 +55,7 @@ func prefetchRows(s *schema.Schema, appSchema string) []string {
 		"returns table (ord integer, server_version bigint, payload bytea, column_versions bigint[])\n" +
 		"language plpgsql stable\nset search_path = pg_catalog, pg_temp\n" + probing + "as "
 	var b strings.Builder
-	b.WriteString("begin\n")
+	b.WriteString(useVariable + "begin\n")
 	for _, t := range s.Tables {
 		name := quoteLiteral(t.Name)
 		fmt.Fprintf(&b, `  if %[1]s = any(p_tables) then
@@ -138,7 +142,7 @@ language plpgsql volatile
 set search_path = pg_catalog, %s, pg_temp
 %sas `, name, QuoteIdent(appSchema), probing)
 	// What a trigger skips silently must not enter the log.
-	body := fmt.Sprintf(`declare
+	body := useVariable + fmt.Sprintf(`declare
   v_rows bigint;
 begin
   if cardinality(p_deleted) > 0 then

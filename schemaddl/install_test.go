@@ -216,6 +216,33 @@ func TestAnyNameCanBeInstalled(t *testing.T) {
 	}
 }
 
+func TestAColumnMayBeNamedLikeAParameter(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	s := parse(t, oneTable(1, "a", `,{"name":"p_partition","type":"string","nullable":true},{"name":"v_rows","type":"string","nullable":true},{"name":"ord","type":"string","nullable":true}`, ""))
+	require.NoError(t, install(t, pool, s, schemaddl.Options{}))
+	write := func(deleted []string, ids ...string) {
+		var texts []string
+		for _, id := range ids {
+			texts = append(texts, id, "t1", "other", "v", "o")
+		}
+		n := len(ids)
+		_, err := pool.Exec(t.Context(), schemaddl.WriteRowsSQL(s.Tables[0]), "p", deleted, ids, make([]int64, n), make([][]byte, n), make([]*string, n),
+			texts, []int64{}, []float64{}, []bool{}, [][]byte{})
+		require.NoError(t, err)
+	}
+	payloads := func() (n int) {
+		require.NoError(t, pool.QueryRow(t.Context(), `select count(*) from syncpg.sync_prefetch_rows('p', array['a', 'a'], array['r1', 'r2'])`).Scan(&n))
+		return n
+	}
+	_, err := pool.Exec(t.Context(), `alter table public.a alter column _sync_payload drop not null`)
+	require.NoError(t, err)
+	write([]string{}, "r1", "r2")
+	require.Equal(t, 2, payloads())
+	write([]string{"r1"})
+	require.Equal(t, 1, payloads())
+}
+
 func TestTablesThatAreNotMaterialized(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)

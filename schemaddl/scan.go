@@ -88,7 +88,7 @@ begin
 end
 `)
 	return append([]string{header + dollarQuote(b.String())}, closing(signature,
-		"One bootstrap page (§4.7) of each subscription i: rows of p_tables[i] that match every variable of p_scopes[i] (a JSON object of variable to values, neither empty; SQLSTATE SY004), in the order of the values of its first variable, then of row ids. It begins after row p_afters[i] of value p_firsts[i], counted from 1; from the start when p_pins[i] is outside horizon and newest commit. It ends before it would hold over p_limit rows, or after the row that makes its payloads reach p_page_bytes. No page is begun after p_max_bytes. Each ends with a row whose row_id is NULL; its value_ord is NULL when nothing follows. Generated from the installed schema. Takes no locks.")...)
+		"One bootstrap page (§4.7) of each subscription i: rows of p_tables[i] that match every variable of p_scopes[i] (a JSON object of variable to values, neither empty; SQLSTATE SY005), in the order of the values of its first variable, then of row ids. It begins after row p_afters[i] of value p_firsts[i], counted from 1; from the start when p_pins[i] is outside horizon and newest commit. It ends before it would hold over p_limit rows, or after the row that makes its payloads reach p_page_bytes. No page is begun after p_max_bytes. Each ends with a row whose row_id is NULL; its value_ord is NULL when nothing follows. Generated from the installed schema. Takes no locks.")...)
 }
 
 // scanTable writes the branch of one table: the values of each of its variables as
@@ -106,7 +106,7 @@ func scanTable(b *strings.Builder, t *schema.Table, appSchema string) {
 	// An empty list or a variable of another table must not widen the scan.
 	fmt.Fprintf(b, `        begin
           if num_nonnulls(%s) <> greatest((select count(*) from jsonb_object_keys(v_sub.scopes)), 1) then
-            raise exception 'a scan needs a scope' using errcode = 'SY004';
+            raise exception 'a scan needs a scope' using errcode = 'SY005';
           end if;
 `, strings.Join(counts, ", "))
 	for i, sc := range t.Scopes {

@@ -331,7 +331,7 @@ begin
   loop
     exit when v_total >= p_max_bytes;
     if coalesce(v_sub.unscoped, true) then
-      raise exception 'a window needs a scope' using errcode = 'SY004';
+      raise exception 'a window needs a scope' using errcode = 'SY005';
     end if;
     ord := v_sub.ord;
     v_from := case when v_sub.any_commit then v_sub.cursor else v_max end;
@@ -416,7 +416,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_read_windows(p_partition text, p_tables text[], p_scopes text[], p_cursors bigint[], p_limit integer, p_window_bytes bigint, p_max_bytes bigint) IS 'The commit windows (§4.5) of the subscriptions i: changes of p_tables[i] after p_cursors[i] that match every variable of p_scopes[i] (a JSON object of variable to values, neither empty; SQLSTATE SY004), oldest first. Passed over: a cursor below the horizon, and one from the newest commit on, which has no window. A window ends before the commit that would make it hold over p_limit changes, or after the one that makes its payloads reach p_window_bytes; its first commit always comes whole. No window is begun after p_max_bytes. Each ends with a row whose row_id is NULL and whose commit_seq is the next cursor; changes returned of a commit above it are to be dropped. Takes no locks.';
+COMMENT ON FUNCTION syncpg.sync_read_windows(p_partition text, p_tables text[], p_scopes text[], p_cursors bigint[], p_limit integer, p_window_bytes bigint, p_max_bytes bigint) IS 'The commit windows (§4.5) of the subscriptions i: changes of p_tables[i] after p_cursors[i] that match every variable of p_scopes[i] (a JSON object of variable to values, neither empty; SQLSTATE SY005), oldest first. Passed over: a cursor below the horizon, and one from the newest commit on, which has no window. A window ends before the commit that would make it hold over p_limit changes, or after the one that makes its payloads reach p_window_bytes; its first commit always comes whole. No window is begun after p_max_bytes. Each ends with a row whose row_id is NULL and whose commit_seq is the next cursor; changes returned of a commit above it are to be dropped. Takes no locks.';
 
 CREATE FUNCTION syncpg.sync_record_client(p_partition text, p_client_id text, p_actor_id text, p_wire_version smallint, p_cursor bigint, p_subscriptions text, p_now bigint, p_relaxed boolean) RETURNS text
     LANGUAGE plpgsql

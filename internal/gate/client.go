@@ -1,0 +1,30 @@
+package gate
+
+import (
+	"strings"
+
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// MaxIDBytes bounds client and commit ids, which are parts of index keys.
+const MaxIDBytes = 512
+
+// reservedClientPrefix marks clients of server commands (§1.5).
+const reservedClientPrefix = `["remote-command",`
+
+// CheckClientID checks the form of a client id (§1.5). The error is
+// sync.invalid_client_id.
+func CheckClientID(id string) error {
+	switch {
+	case strings.HasPrefix(id, reservedClientPrefix):
+		return ssp2.Errorf(ssp2.CodeInvalidClientID, "this client id is reserved for server commands")
+	case !StorableID(id):
+		return ssp2.Errorf(ssp2.CodeInvalidClientID, "a client id has 1 to %d bytes and no U+0000", MaxIDBytes)
+	}
+	return nil
+}
+
+// StorableID says whether a client or commit id can be part of a key.
+func StorableID(id string) bool {
+	return id != "" && len(id) <= MaxIDBytes && strings.IndexByte(id, 0) < 0
+}
