@@ -133,6 +133,11 @@ func TestServerLivesAsLongAsItsUsers(t *testing.T) {
 	}
 	require.NoError(t, json.Unmarshal(content, &supervisor))
 	require.NoError(t, syscall.Kill(supervisor.PID, syscall.SIGKILL))
+	lock, err := os.Open(filepath.Join(filepath.Dir(state), "supervisor.lock"))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil },
+		time.Minute, 10*time.Millisecond, "the kernel takes a moment to end a process")
+	require.NoError(t, lock.Close())
 	e := startUser(t, dir)
 	again := e.dsn(t)
 	require.NotEqual(t, dsn, again)
