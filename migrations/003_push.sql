@@ -13,9 +13,10 @@
 -- joins off for itself: its plans live as long as the connection, and one made
 -- while the tables were empty must not become a scan when they have filled up.
 -- On an empty table all indexes cost the same, one that only shares the partition
--- too. So where a table has more than its primary key, a key is not compared with
--- = but as a row, >= and <=: nothing but an index that begins with exactly these
--- columns can answer that.
+-- too. So where a table has more than its primary key, the last column of the key
+-- is not compared with = but with >= and <=, in its order: any other index would
+-- have to sort. A delete finds its rows like this first and takes them by ctid,
+-- since a join over the key itself may begin with the whole partition.
 
 create function syncpg.sync_open_partition(p_partition text, p_log_epoch text, p_now bigint)
 returns table (log_epoch text, epoch_required boolean)
@@ -228,9 +229,9 @@ begin
       from unnest(p_tables, p_row_ids) with ordinality as k(table_name, row_id, ord)
       cross join lateral (
         select x.commit_seq from syncpg.sync_tombstones as x
-         where (x.partition, x.table_name, x.row_id) >= (p_partition, k.table_name, k.row_id)
-           and (x.partition, x.table_name, x.row_id) <= (p_partition, k.table_name, k.row_id)
-         limit 1
+         where x.partition = p_partition and x.table_name = k.table_name
+           and x.row_id >= k.row_id and x.row_id <= k.row_id
+         order by x.row_id limit 1
       ) as t;
 
     update syncpg.sync_partition_registry as r set last_seen_ms = p_now
@@ -295,8 +296,13 @@ begin
   if cardinality(p_cleared_rows) > 0 then
     delete from syncpg.sync_tombstones as t
      using unnest(p_cleared_tables, p_cleared_rows) as d(table_name, row_id)
-     where (t.partition, t.table_name, t.row_id) >= (p_partition, d.table_name, d.row_id)
-       and (t.partition, t.table_name, t.row_id) <= (p_partition, d.table_name, d.row_id);
+     cross join lateral (
+       select x.ctid from syncpg.sync_tombstones as x
+        where x.partition = p_partition and x.table_name = d.table_name
+          and x.row_id >= d.row_id and x.row_id <= d.row_id
+        order by x.row_id limit 1
+     ) as x
+     where t.ctid = x.ctid;
   end if;
   return v_last;
 end

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -149,6 +150,29 @@ func setup(t testing.TB, change ...func(*pgtest.Options, *pushsvc.Config)) *bund
 	t.Cleanup(s.Wait)
 	b.Service = s
 	return b
+}
+
+// beside returns a bundle with a pool of its own on the database of b.
+func (b *bundle) beside(t testing.TB, change ...func(*pgtest.Options, *pushsvc.Config)) *bundle {
+	t.Helper()
+	other, options, config := newBundle(t)
+	for _, f := range change {
+		f(&options, &config)
+	}
+	cfg, err := pgxpool.ParseConfig(b.db.DSN)
+	require.NoError(t, err)
+	cfg.MaxConns = max(options.MaxConns, 1)
+	if options.Configure != nil {
+		options.Configure(cfg)
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	other.db = &pgtest.DB{Name: b.db.Name, DSN: b.db.DSN, Pool: pool}
+	other.Service, err = pushsvc.New(pool, config)
+	require.NoError(t, err)
+	t.Cleanup(other.Wait)
+	return other
 }
 
 // request is a wire version 1 request of client c1 in partition p1, with every

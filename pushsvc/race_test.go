@@ -114,18 +114,6 @@ func (c *client) pushing(ctx context.Context, s *pushsvc.Service, commits ...ssp
 	return done
 }
 
-// another returns a second service, as another process would have it.
-func (b *bundle) another(t testing.TB) *pushsvc.Service {
-	t.Helper()
-	pool, err := pgxpool.New(t.Context(), b.db.DSN)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	s, err := pushsvc.New(pool, pushsvc.Config{Schema: b.schema})
-	require.NoError(t, err)
-	t.Cleanup(s.Wait)
-	return s
-}
-
 // TestTwoDeliveries: one commit arrives twice at the same moment; the one that waits
 // longer for the lock answers with the outcome of the other.
 func TestTwoDeliveries(t *testing.T) {
@@ -144,7 +132,7 @@ func TestTwoDeliveries(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/swapped %t", tc.name, swapped), func(t *testing.T) {
 				c := b.client(t, ssp2.WireV2)
 				k := c.commit(tc.op(t))
-				services := []*pushsvc.Service{b.Service, b.another(t)}
+				services := []*pushsvc.Service{b.Service, b.beside(t).Service}
 				if swapped {
 					services[0], services[1] = services[1], services[0]
 				}
@@ -561,7 +549,7 @@ func TestNewPartition(t *testing.T) {
 	epochs := make([]string, 4)
 	services := make([]*pushsvc.Service, len(epochs))
 	for i := range services {
-		services[i] = b.another(t)
+		services[i] = b.beside(t).Service
 	}
 	parallel(t, len(epochs), func(i int) error {
 		resp, err := services[i].Push(t.Context(), pushsvc.Request{Partition: "new", Actor: "alice", ClientID: "c1", WireVersion: ssp2.WireV2})
@@ -600,4 +588,33 @@ func TestManyPushers(t *testing.T) {
 	})
 	requireSoundLog(t, b)
 	require.Equal(t, 2*pushers*rounds, scalar[int](t, b, `select count(*) from (select distinct partition, client_id, client_commit_id from syncpg.sync_push_results) as r`))
+}
+
+// TestHostUpdatesARowMeanwhile: a row whose own columns the host is just updating is
+// deleted or written all the same.
+func TestHostUpdatesARowMeanwhile(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec(t, `alter table public.notes add column seen bigint`)
+	for name, op := range map[string]ssp2.Operation{"delete": remove("notes", "n"), "update": b.upsert(t, "notes", note("n", "b"))} {
+		t.Run(name, func(t *testing.T) {
+			c := b.client(t, ssp2.WireV2)
+			requireApplied(t, c.push(t, b.upsert(t, "notes", note("n", "a")), b.upsert(t, "notes", note("m", "a"))))
+			host, err := b.session(t).Begin(t.Context())
+			require.NoError(t, err)
+			_, err = host.Exec(t.Context(), `update public.notes set seen = 1 where _sync_partition = $1`, c.req.Partition)
+			require.NoError(t, err)
+			waiting := c.pushing(t.Context(), b.Service, c.commit(remove("notes", "m"), op))
+			require.NoError(t, pgtest.WaitAnyBlocked(t.Context(), b.db.Pool, 1))
+			require.NoError(t, host.Commit(t.Context()))
+			a := <-waiting
+			require.NoError(t, a.err)
+			requireApplied(t, a.resp.Results...)
+			require.Nil(t, c.stored(t, "notes", "m"))
+			if name == "delete" {
+				require.Nil(t, c.stored(t, "notes", "n"))
+			}
+		})
+	}
+	requireSoundLog(t, b)
 }

@@ -12,14 +12,21 @@ import (
 )
 
 // probing is the header of a generated function that finds rows by key: a plan
-// made while the table was empty must not become a scan when it has filled up. For
-// the same reason keys are compared as rows, >= and <=, which only the primary key
-// can answer: on an empty table the scope index seems just as good for =.
+// made while the table was empty must not become a scan when it has filled up.
 const probing = "set enable_seqscan = off\nset enable_hashjoin = off\nset enable_mergejoin = off\n"
 
 // useVariable heads a body whose parameters an app column may be named like: every
 // column in it is qualified.
 const useVariable = "#variable_conflict use_variable\n"
+
+// probe returns the query of one row by its key. On an empty table the scope index
+// seems just as good as the primary key; asked for a range in the order of row ids,
+// it would have to sort.
+func probe(table, columns, rowID string) string {
+	return fmt.Sprintf("select %[1]s from %[2]s as x\n"+
+		"         where x._sync_partition = p_partition and x._sync_row_id >= %[3]s and x._sync_row_id <= %[3]s\n"+
+		"         order by x._sync_row_id limit 1", columns, table, rowID)
+}
 
 // functions returns the statements that create or replace the generated
 // functions, with their comments and grants.
@@ -57,21 +64,17 @@ func prefetchRows(s *schema.Schema, appSchema string) []string {
 	var b strings.Builder
 	b.WriteString(useVariable + "begin\n")
 	for _, t := range s.Tables {
-		name := quoteLiteral(t.Name)
+		row := probe(QuoteIdent(appSchema)+"."+QuoteIdent(t.Name), "x._sync_server_version, x._sync_payload, x._sync_column_versions", "k.row_id")
 		fmt.Fprintf(&b, `  if %[1]s = any(p_tables) then
     return query
     select k.ord::integer, r._sync_server_version, r._sync_payload, r._sync_column_versions
       from unnest(p_tables, p_row_ids) with ordinality as k(table_name, row_id, ord)
       cross join lateral (
-        select t._sync_server_version, t._sync_payload, t._sync_column_versions
-          from %[2]s.%[3]s as t
-         where (t._sync_partition, t._sync_row_id) >= (p_partition, k.row_id)
-           and (t._sync_partition, t._sync_row_id) <= (p_partition, k.row_id)
-         limit 1
+        %[2]s
       ) as r
      where k.table_name = %[1]s;
   end if;
-`, name, QuoteIdent(appSchema), QuoteIdent(t.Name))
+`, quoteLiteral(t.Name), row)
 	}
 	b.WriteString("end\n")
 	return append([]string{header + dollarQuote(b.String())}, closing(signature,
@@ -141,26 +144,31 @@ returns void
 language plpgsql volatile
 set search_path = pg_catalog, %s, pg_temp
 %sas `, name, QuoteIdent(appSchema), probing)
-	// What a trigger skips silently must not enter the log.
+	// A row that somebody else updates meanwhile moves away from where it was found:
+	// the second attempt meets it. What a trigger skips must not enter the log.
 	body := useVariable + fmt.Sprintf(`declare
   v_rows bigint;
+  v_left boolean;
 begin
   if cardinality(p_deleted) > 0 then
-    delete from %[1]s as t
-     using unnest(p_deleted) as d(row_id)
-     where (t._sync_partition, t._sync_row_id) >= (p_partition, d.row_id)
-       and (t._sync_partition, t._sync_row_id) <= (p_partition, d.row_id);
-    get diagnostics v_rows = row_count;
-    if v_rows < cardinality(p_deleted) and exists (
-      select 1
-        from unnest(p_deleted) as d(row_id)
-        cross join lateral (
-          select 1 from %[1]s as t
-           where (t._sync_partition, t._sync_row_id) >= (p_partition, d.row_id)
-             and (t._sync_partition, t._sync_row_id) <= (p_partition, d.row_id)
-           limit 1
-        ) as r
-    ) then
+    for v_attempt in 1..2 loop
+      delete from %[1]s as t
+       using unnest(p_deleted) as d(row_id)
+       cross join lateral (
+        %[5]s
+       ) as r
+       where t.tableoid = r.tableoid and t.ctid = r.ctid;
+      get diagnostics v_rows = row_count;
+      v_left := v_rows < cardinality(p_deleted) and exists (
+        select 1
+          from unnest(p_deleted) as d(row_id)
+          cross join lateral (
+        %[5]s
+          ) as r
+      );
+      exit when not v_left;
+    end loop;
+    if v_left then
       raise exception 'a trigger kept a row from being deleted' using errcode = '23000';
     end if;
   end if;
@@ -179,7 +187,8 @@ begin
   end if;
 end
 `, table,
-		strings.Join(columns, ", "), strings.Join(values, ",\n           "), strings.Join(updates, ",\n      "))
+		strings.Join(columns, ", "), strings.Join(values, ",\n           "), strings.Join(updates, ",\n      "),
+		probe(table, "x.tableoid, x.ctid", "d.row_id"))
 	return append([]string{header + dollarQuote(body)}, closing(signature,
 		"Writes rows of the table: deletes p_deleted, then inserts or replaces the others in array order; app columns come flattened by kind. SQLSTATE 23000 when a trigger kept a row from that. Generated from the installed schema. The caller holds the partition lock; locks the rows it writes.")...)
 }

@@ -62,9 +62,9 @@ begin
       from unnest(p_tables, p_row_ids) with ordinality as k(table_name, row_id, ord)
       cross join lateral (
         select x.commit_seq from syncpg.sync_tombstones as x
-         where (x.partition, x.table_name, x.row_id) >= (p_partition, k.table_name, k.row_id)
-           and (x.partition, x.table_name, x.row_id) <= (p_partition, k.table_name, k.row_id)
-         limit 1
+         where x.partition = p_partition and x.table_name = k.table_name
+           and x.row_id >= k.row_id and x.row_id <= k.row_id
+         order by x.row_id limit 1
       ) as t;
 
     update syncpg.sync_partition_registry as r set last_seen_ms = p_now
@@ -121,8 +121,13 @@ begin
   if cardinality(p_cleared_rows) > 0 then
     delete from syncpg.sync_tombstones as t
      using unnest(p_cleared_tables, p_cleared_rows) as d(table_name, row_id)
-     where (t.partition, t.table_name, t.row_id) >= (p_partition, d.table_name, d.row_id)
-       and (t.partition, t.table_name, t.row_id) <= (p_partition, d.table_name, d.row_id);
+     cross join lateral (
+       select x.ctid from syncpg.sync_tombstones as x
+        where x.partition = p_partition and x.table_name = d.table_name
+          and x.row_id >= d.row_id and x.row_id <= d.row_id
+        order by x.row_id limit 1
+     ) as x
+     where t.ctid = x.ctid;
   end if;
   return v_last;
 end
