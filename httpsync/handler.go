@@ -43,9 +43,9 @@ type Config struct {
 	// 0: 16 MiB. Negative: no bound.
 	MaxRequestBytes int64
 	// WriteTimeout is how long a client may take for the next 64 KiB of a
-	// response before the request is given up; a round in progress holds a
-	// database snapshot. 0: 30 s. Negative: no limit. It replaces the WriteTimeout
-	// of the http.Server, which bounds a whole response.
+	// response before the request is given up; until then it holds the memory of
+	// what was read for it. 0: 30 s. Negative: no limit. It replaces the
+	// WriteTimeout of the http.Server, which bounds a whole response.
 	WriteTimeout time.Duration
 	// Logger gets failures, and refused requests at debug level. nil: nothing is
 	// logged.
