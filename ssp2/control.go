@@ -116,8 +116,8 @@ type UnknownEvent struct {
 // matched exactly, members the protocol does not define are ignored, and of a
 // member named twice the last counts. Raw documents alias text.
 //
-// A known event whose data is missing or of the wrong shape, and a text that is
-// no event at all, is an [*Error] with the code sync.invalid_request.
+// A text that is no event, and an event of these without the data that belongs to
+// it, give an [*Error] with the code sync.invalid_request (§8.1).
 func ParseServerEvent(text []byte) (ControlEvent, error) {
 	root, err := controlRoot(text)
 	if err != nil {
