@@ -35,6 +35,10 @@ test/race: ## Run every test with the race detector
 test/catalog: ## Check search_path, volatility, comments and grants of the SQL objects
 	$(GO) test -run 'Catalog|FreshRole' ./migrations
 
+.PHONY: conformance
+conformance: ## Run the protocol's own scenarios three times and write integration/conformance/RESULTS.md
+	$(GO) run ./integration/conformance --runs 3
+
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (60s)
 	@set -e; for package in $$($(GO) list ./...); do \
