@@ -7,6 +7,18 @@
 -- statement of one partition can meet a row of another. Times are epoch
 -- milliseconds given by the server's clock. Ids compare as bytes (COLLATE "C").
 
+-- The wire is UTF-8. A database of another encoding refuses some of it, or takes it
+-- and reads it as other characters.
+do $$
+begin
+  if pg_catalog.getdatabaseencoding() <> 'UTF8' then
+    raise exception 'the encoding of the database is % and must be UTF8: create one with `createdb --template template0 --encoding UTF8`',
+      pg_catalog.getdatabaseencoding()
+      using errcode = 'feature_not_supported';
+  end if;
+end
+$$;
+
 create table syncpg.sync_migrations (
   version  integer primary key check (version >= 1),
   breaking boolean not null

@@ -485,3 +485,29 @@ func TestRoleThatMayNotCreateSchemas(t *testing.T) {
 	_, err = conn.Exec(ctx, `reset session authorization`)
 	require.NoError(t, err)
 }
+
+func TestDatabaseOfAnotherEncodingIsRefused(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	db := pgtest.New(t, pgtest.Options{Empty: true})
+	name := db.Name + "_ascii"
+	admin := connectTo(t, db.DSN)
+	_, err := admin.Exec(ctx, `create database `+pgx.Identifier{name}.Sanitize()+` template template0 encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C'`)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_, err := admin.Exec(context.WithoutCancel(ctx), `drop database `+pgx.Identifier{name}.Sanitize()+` with (force)`)
+		require.NoError(t, err)
+	})
+	cfg, err := pgx.ParseConfig(db.DSN)
+	require.NoError(t, err)
+	cfg.Database = name
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, conn.Close(context.WithoutCancel(ctx))) })
+
+	err = migrator(t, conn, migrations.Options{}).Up(ctx)
+	var step *migrations.StepError
+	require.ErrorAs(t, err, &step)
+	require.Equal(t, "0A000", step.Code)
+	require.ErrorContains(t, err, "SQL_ASCII")
+}
