@@ -130,7 +130,7 @@ const (
 )
 
 // Problem is one violation of a rule by a schema.
-type Problem struct {
+type Problem struct { //nolint:errname // a problem of the schema, listed and printed; being an error is secondary
 	Path    string // place in the document, such as tables[0].columns[2]; "" for the whole
 	Table   string // table name, "" outside tables
 	Column  string // column name, "" where no column is concerned
@@ -157,7 +157,7 @@ func (p Problem) Error() string {
 
 // Errors is everything that is wrong with a schema: its form first, then its
 // meaning.
-type Errors struct {
+type Errors struct { //nolint:errname // holds problems, and is what Parse returns
 	Problems []Problem // never empty
 }
 

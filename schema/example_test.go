@@ -22,8 +22,7 @@ func ExampleParse() {
 		}]
 	}`))
 
-	var errs *schema.Errors
-	if errors.As(err, &errs) {
+	if errs, ok := errors.AsType[*schema.Errors](err); ok {
 		for _, p := range errs.Problems {
 			fmt.Println(p.Table, p.Column, p.Rule)
 		}

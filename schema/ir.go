@@ -97,8 +97,7 @@ func (d *decoder) document(ir []byte) *irDocument {
 	}
 	var raw json.RawMessage
 	if err := json.Unmarshal(ir, &raw); err != nil {
-		var syntax *json.SyntaxError
-		if errors.As(err, &syntax) {
+		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 			d.problem("", RuleSyntax, "not JSON: %v at byte %d", syntax, syntax.Offset)
 		} else {
 			d.problem("", RuleSyntax, "not JSON: %v", err)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -27,9 +28,7 @@ type (
 func column(name, typ string, more ...object) object {
 	c := object{"name": name, "type": typ, "nullable": false}
 	for _, m := range more {
-		for k, v := range m {
-			c[k] = v
-		}
+		maps.Copy(c, m)
 	}
 	return c
 }
@@ -343,7 +342,7 @@ func TestParseReportsEveryProblem(t *testing.T) {
 	require.ErrorAs(t, err, &one)
 	require.Equal(t, len(errs.Problems), strings.Count(err.Error(), "\n")+1)
 	require.Contains(t, err.Error(), `table "a": column "x": there is no column type "text" [column_type at tables[0].columns[2]]`)
-	require.True(t, errors.Is(err, errs.Problems[0]))
+	require.ErrorIs(t, err, errs.Problems[0])
 }
 
 func TestParseAccepts(t *testing.T) {

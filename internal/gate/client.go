@@ -6,7 +6,8 @@ import (
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-// MaxIDBytes bounds client and commit ids, which are parts of index keys.
+// MaxIDBytes bounds partitions and client and commit ids, which are parts of index
+// keys.
 const MaxIDBytes = 512
 
 // reservedClientPrefix marks clients of server commands (§1.5).

@@ -41,6 +41,12 @@ type entry struct {
 	at        time.Time
 }
 
+// entryOf returns what an element of Gate.recent holds.
+func entryOf(el *list.Element) *entry {
+	e, _ := el.Value.(*entry)
+	return e
+}
+
 // Gate remembers the epochs of the partitions a process serves. It is safe for
 // concurrent use.
 type Gate struct {
@@ -84,7 +90,7 @@ func (g *Gate) Note(partition string, e Epoch) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if el, ok := g.byName[partition]; ok {
-		el.Value.(*entry).epoch = e
+		entryOf(el).epoch = e
 	}
 }
 
@@ -105,7 +111,7 @@ func (g *Gate) recall(partition string, now time.Time) (Epoch, bool) {
 	if !ok {
 		return Epoch{}, false
 	}
-	e := el.Value.(*entry)
+	e := entryOf(el)
 	if age := now.Sub(e.at); age < 0 || age >= refreshAfter {
 		return Epoch{}, false
 	}
@@ -117,7 +123,7 @@ func (g *Gate) remember(partition string, epoch Epoch, now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if el, ok := g.byName[partition]; ok {
-		*el.Value.(*entry) = entry{partition, epoch, now}
+		*entryOf(el) = entry{partition, epoch, now}
 		g.recent.MoveToFront(el)
 		return
 	}
@@ -125,7 +131,7 @@ func (g *Gate) remember(partition string, epoch Epoch, now time.Time) {
 	if g.recent.Len() > maxRemembered {
 		oldest := g.recent.Back()
 		g.recent.Remove(oldest)
-		delete(g.byName, oldest.Value.(*entry).partition)
+		delete(g.byName, entryOf(oldest).partition)
 	}
 }
 
