@@ -322,5 +322,8 @@ func (id Identity) validate() error {
 			return fmt.Errorf("round: the identity %q in partition %q is not usable", id.Actor, id.Partition)
 		}
 	}
+	if n := len(id.Partition); n > gate.MaxIDBytes {
+		return fmt.Errorf("round: the name of a partition has %d bytes, at most %d are possible", n, gate.MaxIDBytes)
+	}
 	return nil
 }

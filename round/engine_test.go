@@ -397,6 +397,7 @@ func TestAnIdentityIsWholeAndStorable(t *testing.T) {
 		{Partition: "acme"},
 		{Actor: "a\x00", Partition: "acme"},
 		{Actor: "ada", Partition: "\xff"},
+		{Actor: "ada", Partition: strings.Repeat("a", 513)},
 	} {
 		err := e.Run(t.Context(), id, pulling(w.request(ssp2.WireV2)), &w.out)
 		require.Equal(t, ssp2.CodeInternalError, round.Failure(err).Code)

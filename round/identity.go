@@ -6,7 +6,7 @@ import "errors"
 // authentication found it (§1.1). Neither is ever taken from a message.
 type Identity struct {
 	Actor     string // who, non-empty UTF-8 without U+0000
-	Partition string // which log, non-empty UTF-8 without U+0000
+	Partition string // which log, UTF-8 of 1 to 512 bytes without U+0000; a part of every key
 }
 
 // ScopeRequest is what a host's resolver is asked.
