@@ -9,9 +9,10 @@
 --   SY003  another outcome stands where an applied one was to be recorded
 --   SY004  a client id was bound to another actor in the meantime
 --
--- Every function that probes by key turns sequential scans, hash joins and merge
--- joins off for itself: its plans live as long as the connection, and one made
--- while the tables were empty must not become a scan when they have filled up.
+-- Every function that probes by key plans its statements once per connection, since
+-- planning costs more than a probe does, and turns sequential scans, hash joins and
+-- merge joins off for itself: a plan made while the tables were empty must not become
+-- a scan when they have filled up.
 -- On an empty table all indexes cost the same, one that only shares the partition
 -- too. So where a table has more than its primary key, the last column of the key
 -- is not compared with = but with >= and <=, in its order: any other index would
@@ -22,6 +23,7 @@ create function syncpg.sync_open_partition(p_partition text, p_log_epoch text, p
 returns table (log_epoch text, epoch_required boolean)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 as $$
 #variable_conflict use_column
@@ -57,6 +59,7 @@ comment on function syncpg.sync_open_partition(text, text, bigint) is
 create function syncpg.sync_check_writer_fence() returns trigger
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 as $$
 begin
@@ -100,20 +103,26 @@ create function syncpg.sync_writes_singly(p_table regclass)
 returns boolean
 language plpgsql stable strict
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 as $$
+declare
+  v_class record;
 begin
-  return exists (
+  select c.relkind <> 'r' or c.relhassubclass or c.relhasrules as single, c.relhastriggers, c.relchecks
+    into v_class
+    from pg_class as c where c.oid = p_table;
+  if v_class.single then
+    return true;
+  end if;
+  if v_class.relhastriggers and exists (select 1 from pg_trigger as t where t.tgrelid = p_table) then
+    return true;
+  end if;
+  return v_class.relchecks > 0 and exists (
     select 1
-      from pg_class as c
-     where c.oid = p_table
-       and (c.relkind <> 'r' or c.relhassubclass or c.relhasrules
-            or c.relhastriggers and exists (select 1 from pg_trigger as t where t.tgrelid = c.oid)
-            or c.relchecks > 0 and exists (
-                 select 1
-                   from pg_constraint as k
-                   join pg_depend as d on d.classid = 'pg_constraint'::regclass and d.objid = k.oid
-                  where k.conrelid = c.oid and k.contype = 'c' and d.refclassid = 'pg_proc'::regclass)));
+      from pg_constraint as k
+      join pg_depend as d on d.classid = 'pg_constraint'::regclass and d.objid = k.oid
+     where k.conrelid = p_table and k.contype = 'c' and d.refclassid = 'pg_proc'::regclass);
 end
 $$;
 comment on function syncpg.sync_writes_singly(regclass) is
@@ -135,6 +144,7 @@ create function syncpg.sync_find_outcomes(p_partition text, p_client_ids text[],
 returns table (ord integer, status smallint, commit_seq bigint, results bytea, details text, recorded_at_ms bigint, outcome_id uuid)
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 as $$
 #variable_conflict use_column
@@ -173,9 +183,12 @@ returns table (
   single_tables text[])
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 as $$
 #variable_conflict use_column
+declare
+  v_last_seen bigint;
 begin
   locked := false;
   loop
@@ -187,27 +200,29 @@ begin
     exit when locked or coalesce(cardinality(outcome_ords), 0) = cardinality(p_commit_ids);
     -- Everything below is a statement of its own, with a snapshot taken after
     -- this lock was granted: it sees what the previous holder committed.
-    perform 1 from syncpg.sync_partitions as p where p.partition = p_partition for update;
+    select p.max_commit_seq, p.horizon_seq
+      into sync_admit_push.max_commit_seq, sync_admit_push.horizon_seq
+      from syncpg.sync_partitions as p where p.partition = p_partition for update;
     locked := true;
+    if not found then
+      return next; -- nothing was locked, as the absent epoch tells
+      return;
+    end if;
   end loop;
 
-  select r.log_epoch, r.epoch_required, p.max_commit_seq, p.horizon_seq
-    into sync_admit_push.log_epoch, sync_admit_push.epoch_required,
-         sync_admit_push.max_commit_seq, sync_admit_push.horizon_seq
-    from (select x.log_epoch, x.epoch_required from syncpg.sync_partition_registry as x
-           where x.partition = p_partition limit 1) as r
-    cross join (select y.max_commit_seq, y.horizon_seq from syncpg.sync_partitions as y
-                 where y.partition = p_partition limit 1) as p;
-
-  select m.schema_version into sync_admit_push.schema_version
-    from syncpg.sync_schema_meta as m where m.partition = '';
-
-  select b.name into pending_projection
-    from syncpg.sync_backfill_checkpoints as b
-   where b.partition = p_partition
-     and b.schema_version = sync_admit_push.schema_version
-     and b.state <> 'activated'
-   order by b.name limit 1;
+  select r.log_epoch, r.epoch_required, r.last_seen_ms, m.schema_version, b.name
+    into sync_admit_push.log_epoch, sync_admit_push.epoch_required, v_last_seen,
+         sync_admit_push.schema_version, pending_projection
+    from syncpg.sync_partition_registry as r
+    left join lateral (
+      select x.schema_version from syncpg.sync_schema_meta as x where x.partition = '' limit 1
+    ) as m on true
+    left join lateral (
+      select x.name from syncpg.sync_backfill_checkpoints as x
+       where x.partition = p_partition and x.schema_version = m.schema_version and x.state <> 'activated'
+       order by x.name limit 1
+    ) as b on true
+   where r.partition = p_partition;
 
   client_actors := array(
     select coalesce(c.actor_id, '')
@@ -234,8 +249,10 @@ begin
          order by x.row_id limit 1
       ) as t;
 
-    update syncpg.sync_partition_registry as r set last_seen_ms = p_now
-     where r.partition = p_partition and r.last_seen_ms < p_now - 60000;
+    if v_last_seen < p_now - 60000 then
+      update syncpg.sync_partition_registry as r set last_seen_ms = p_now
+       where r.partition = p_partition and r.last_seen_ms < p_now - 60000;
+    end if;
   end if;
   return next;
 end
@@ -254,6 +271,7 @@ create function syncpg.sync_append_commits(
 returns bigint
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
@@ -318,17 +336,20 @@ create function syncpg.sync_record_outcomes(
 returns table (ord integer, status smallint, commit_seq bigint, results bytea, details text, recorded_at_ms bigint, outcome_id uuid)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
   v_inserted bigint;
 begin
-  insert into syncpg.sync_clients (partition, client_id, actor_id, created_at_ms, updated_at_ms)
-  select p_partition, c.client_id, c.actor_id, p_now, p_now
-    from unnest(p_new_clients, p_new_actors) as c(client_id, actor_id)
-  on conflict (partition, client_id) do nothing;
-  if exists (
+  if cardinality(p_new_clients) > 0 then
+    insert into syncpg.sync_clients (partition, client_id, actor_id, created_at_ms, updated_at_ms)
+    select p_partition, c.client_id, c.actor_id, p_now, p_now
+      from unnest(p_new_clients, p_new_actors) as c(client_id, actor_id)
+    on conflict (partition, client_id) do nothing;
+  end if;
+  if cardinality(p_new_clients) > 0 and exists (
     select 1
       from unnest(p_new_clients, p_new_actors) as k(client_id, actor_id)
       cross join lateral (
@@ -390,7 +411,7 @@ begin
     select p.oid::regprocedure
       from pg_catalog.pg_proc as p
      where p.pronamespace = 'syncpg'::regnamespace
-       and p.proname ~ '^sync_(write_rows|encode|scan_rows)_'
+       and p.proname ~ '^sync_(find_rows|write_rows|encode|scan_rows)_'
   loop
     execute format('drop function %s', v_function);
   end loop;

@@ -43,10 +43,11 @@ type admitted struct {
 
 // transaction is one attempt to push a request.
 type transaction struct {
-	s    *Service
-	conn *pgxpool.Conn
-	req  *Request
-	now  int64
+	s       *Service
+	conn    *pgxpool.Conn
+	session pgtx.Session
+	req     *Request
+	now     int64
 
 	commits  []*commit // distinct and storable, in request order
 	byID     map[string]*commit
@@ -62,7 +63,7 @@ type transaction struct {
 
 func newTransaction(s *Service, conn *pgxpool.Conn, req *Request) *transaction {
 	t := &transaction{
-		s: s, conn: conn, req: req, now: s.clock().UnixMilli(),
+		s: s, conn: conn, session: pgtx.On(conn.Conn()), req: req, now: s.clock().UnixMilli(),
 		byID: make(map[string]*commit, len(req.Commits)), state: newCandidate(),
 	}
 	for i := range req.Commits {
@@ -94,6 +95,7 @@ func (t *transaction) admit(ctx context.Context) error {
 	}
 	var keys []rowKey
 	named := map[rowKey]bool{}
+	written := make([]bool, len(t.s.schema.Tables))
 	for i, c := range t.commits {
 		params.CommitClients[i], params.CommitIds[i] = 1, c.id
 		for j := range c.ops {
@@ -102,6 +104,7 @@ func (t *transaction) admit(ctx context.Context) error {
 			if !ok || strings.IndexByte(op.RowID, 0) >= 0 {
 				continue // cannot be stored, so there is nothing to read
 			}
+			written[table.Index] = true
 			key := rowKey{table.Index, op.RowID}
 			if !named[key] {
 				named[key] = true
@@ -112,7 +115,7 @@ func (t *transaction) admit(ctx context.Context) error {
 		}
 	}
 
-	if err := t.prepare(ctx); err != nil {
+	if err := t.prepare(ctx, written); err != nil {
 		return err
 	}
 	f := t.newFlush()
@@ -137,20 +140,19 @@ func (t *transaction) admit(ctx context.Context) error {
 	return t.read(&row, keys)
 }
 
-// prepare makes the statements of this push ready on the connection: a failed
-// transaction, in which a push may have to go on, refuses to prepare any.
-func (t *transaction) prepare(ctx context.Context) error {
-	conn := t.conn.Conn()
-	if err := pgtx.Prepare(ctx, conn, statements...); err != nil {
+// prepare makes the statements of a push that writes these tables, by index, ready on
+// the connection: a failed transaction, in which a push may have to go on, refuses to
+// prepare any.
+func (t *transaction) prepare(ctx context.Context, written []bool) error {
+	if err := t.session.Prepare(ctx, statements...); err != nil {
 		return err
 	}
-	for _, c := range t.commits {
-		for i := range c.ops {
-			if table, ok := t.s.schema.Table(c.ops[i].Table); ok {
-				if err := pgtx.Prepare(ctx, conn, t.s.write[table.Index]); err != nil {
-					return err
-				}
-			}
+	for i, used := range written {
+		if !used {
+			continue
+		}
+		if err := t.session.Prepare(ctx, t.s.write[i]); err != nil {
+			return err
 		}
 	}
 	return nil

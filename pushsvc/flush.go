@@ -37,12 +37,12 @@ var statements = []pgtx.Statement{
 
 // flush is one round trip: a batch of statements and what each is for.
 type flush struct {
-	conn       *pgx.Conn
+	session    pgtx.Session
 	batch      pgx.Batch
 	statements []statement
 }
 
-func (t *transaction) newFlush() *flush { return &flush{conn: t.conn.Conn()} }
+func (t *transaction) newFlush() *flush { return &flush{session: t.session} }
 
 func (f *flush) queue(what string, s pgtx.Statement, args ...any) {
 	f.add(statement{what: what}, s, args...)
@@ -54,7 +54,7 @@ func (f *flush) queueRow(what string, s pgtx.Statement, args ...any) {
 }
 
 func (f *flush) add(st statement, s pgtx.Statement, args ...any) {
-	pgtx.Queue(&f.batch, f.conn, s, args...)
+	f.session.Queue(&f.batch, s, args...)
 	f.statements = append(f.statements, st)
 }
 
@@ -62,11 +62,11 @@ func (f *flush) add(st statement, s pgtx.Statement, args ...any) {
 // holds. Without statements of our own pgx describes those of a batch before it
 // sends them, which an aborted transaction refuses: then it takes a round trip.
 func (t *transaction) takeBack(ctx context.Context, f *flush, to pgtx.Statement) error {
-	if pgtx.Prepares(f.conn) {
+	if f.session.Named {
 		f.queue("taking back a refused commit", to)
 		return nil
 	}
-	if _, err := f.conn.Exec(ctx, to.SQL, pgx.QueryExecModeSimpleProtocol); err != nil {
+	if _, err := t.conn.Exec(ctx, to.SQL, pgx.QueryExecModeSimpleProtocol); err != nil {
 		return fmt.Errorf("taking back a refused commit: %w", err)
 	}
 	return nil

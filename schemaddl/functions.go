@@ -33,7 +33,7 @@ func probe(table, columns, rowID string) string {
 func functions(s *schema.Schema, appSchema string) []string {
 	statements := slices.Concat(prefetchRows(s, appSchema), lockTables(s, appSchema), scanRows(s, appSchema))
 	for _, t := range s.Tables {
-		statements = append(statements, writeRows(t, appSchema)...)
+		statements = slices.Concat(statements, findRows(t, appSchema), writeRows(t, appSchema))
 		if t.Materialize {
 			statements = append(statements, encodeRow(t, appSchema)...)
 		}
@@ -60,7 +60,7 @@ func prefetchRows(s *schema.Schema, appSchema string) []string {
 	const signature = "syncpg.sync_prefetch_rows(text, text[], text[])"
 	const header = "create or replace function syncpg.sync_prefetch_rows(p_partition text, p_tables text[], p_row_ids text[])\n" +
 		"returns table (ord integer, server_version bigint, payload bytea, column_versions bigint[])\n" +
-		"language plpgsql stable\nset search_path = pg_catalog, pg_temp\n" + probing + "as "
+		"language plpgsql stable\nset search_path = pg_catalog, pg_temp\nset plan_cache_mode = force_generic_plan\n" + probing + "as "
 	var b strings.Builder
 	b.WriteString(useVariable + "begin\n")
 	for _, t := range s.Tables {
@@ -135,15 +135,18 @@ func writeRows(t *schema.Table, appSchema string) []string {
 		updates = append(updates, column+" = excluded."+column)
 	}
 
-	// The app's schema is on the path for the host's own triggers, which may name
-	// their tables without it; everything here is written qualified.
+	// Triggers of the host run under the settings of this function, so it has none but
+	// the path, on which their tables need no qualifier: rows to delete are found by a
+	// function of its own, and the delete is planned each time, by what is there.
 	header := fmt.Sprintf(`create or replace function %s(
   p_partition text, p_deleted text[], p_row_ids text[], p_versions bigint[], p_payloads bytea[], p_column_versions text[],
   p_texts text[], p_integers bigint[], p_floats double precision[], p_booleans boolean[], p_bytes bytea[])
 returns void
 language plpgsql volatile
 set search_path = pg_catalog, %s, pg_temp
-%sas `, name, QuoteIdent(appSchema), probing)
+as `, name, QuoteIdent(appSchema))
+	find := functionName(findRowsPrefix, t)
+	remove := fmt.Sprintf("delete from %s as t using %s($1, $2) as r where t.tableoid = r.found_in and t.ctid = r.found_at", table, find)
 	// A row that somebody else updates meanwhile moves away from where it was found:
 	// the second attempt meets it. What a trigger skips must not enter the log.
 	body := useVariable + fmt.Sprintf(`declare
@@ -152,20 +155,9 @@ set search_path = pg_catalog, %s, pg_temp
 begin
   if cardinality(p_deleted) > 0 then
     for v_attempt in 1..2 loop
-      delete from %[1]s as t
-       using unnest(p_deleted) as d(row_id)
-       cross join lateral (
-        %[5]s
-       ) as r
-       where t.tableoid = r.tableoid and t.ctid = r.ctid;
+      execute %[5]s using p_partition, p_deleted;
       get diagnostics v_rows = row_count;
-      v_left := v_rows < cardinality(p_deleted) and exists (
-        select 1
-          from unnest(p_deleted) as d(row_id)
-          cross join lateral (
-        %[5]s
-          ) as r
-      );
+      v_left := v_rows < cardinality(p_deleted) and exists (select 1 from %[6]s(p_partition, p_deleted));
       exit when not v_left;
     end loop;
     if v_left then
@@ -188,9 +180,31 @@ begin
 end
 `, table,
 		strings.Join(columns, ", "), strings.Join(values, ",\n           "), strings.Join(updates, ",\n      "),
-		probe(table, "x.tableoid, x.ctid", "d.row_id"))
+		quoteLiteral(remove), find)
 	return append([]string{header + dollarQuote(body)}, closing(signature,
 		"Writes rows of the table: deletes p_deleted, then inserts or replaces the others in array order; app columns come flattened by kind. SQLSTATE 23000 when a trigger kept a row from that. Generated from the installed schema. The caller holds the partition lock; locks the rows it writes.")...)
+}
+
+// findRows generates the function that says where rows are, for deleting them.
+func findRows(t *schema.Table, appSchema string) []string {
+	name := functionName(findRowsPrefix, t)
+	header := fmt.Sprintf(`create or replace function %s(p_partition text, p_row_ids text[])
+returns table (found_in oid, found_at tid)
+language plpgsql stable rows 1
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+%sas `, name, probing)
+	body := fmt.Sprintf(`%sbegin
+  return query
+  select r.tableoid, r.ctid
+    from unnest(p_row_ids) as k(row_id)
+    cross join lateral (
+        %s
+    ) as r;
+end
+`, useVariable, probe(QuoteIdent(appSchema)+"."+QuoteIdent(t.Name), "x.tableoid, x.ctid", "k.row_id"))
+	return append([]string{header + dollarQuote(body)}, closing(name+"(text, text[])",
+		"Where the rows named are now: table and position. Generated from the installed schema. Takes no locks.")...)
 }
 
 // encodeRow generates the function that renders a row of the table as the bytes

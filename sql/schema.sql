@@ -6,9 +6,12 @@ CREATE SCHEMA syncpg;
 CREATE FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[]) RETURNS TABLE(locked boolean, log_epoch text, epoch_required boolean, schema_version integer, pending_projection text, max_commit_seq bigint, horizon_seq bigint, client_actors text[], outcome_ords integer[], outcome_statuses smallint[], outcome_seqs bigint[], outcome_results bytea[], outcome_details text[], outcome_recorded bigint[], outcome_ids uuid[], row_ords integer[], row_versions bigint[], row_payloads bytea[], row_column_versions text[], tombstone_ords integer[], tombstone_seqs bigint[], single_tables text[])
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
     AS $$
 #variable_conflict use_column
+declare
+  v_last_seen bigint;
 begin
   locked := false;
   loop
@@ -20,27 +23,29 @@ begin
     exit when locked or coalesce(cardinality(outcome_ords), 0) = cardinality(p_commit_ids);
     -- Everything below is a statement of its own, with a snapshot taken after
     -- this lock was granted: it sees what the previous holder committed.
-    perform 1 from syncpg.sync_partitions as p where p.partition = p_partition for update;
+    select p.max_commit_seq, p.horizon_seq
+      into sync_admit_push.max_commit_seq, sync_admit_push.horizon_seq
+      from syncpg.sync_partitions as p where p.partition = p_partition for update;
     locked := true;
+    if not found then
+      return next; -- nothing was locked, as the absent epoch tells
+      return;
+    end if;
   end loop;
 
-  select r.log_epoch, r.epoch_required, p.max_commit_seq, p.horizon_seq
-    into sync_admit_push.log_epoch, sync_admit_push.epoch_required,
-         sync_admit_push.max_commit_seq, sync_admit_push.horizon_seq
-    from (select x.log_epoch, x.epoch_required from syncpg.sync_partition_registry as x
-           where x.partition = p_partition limit 1) as r
-    cross join (select y.max_commit_seq, y.horizon_seq from syncpg.sync_partitions as y
-                 where y.partition = p_partition limit 1) as p;
-
-  select m.schema_version into sync_admit_push.schema_version
-    from syncpg.sync_schema_meta as m where m.partition = '';
-
-  select b.name into pending_projection
-    from syncpg.sync_backfill_checkpoints as b
-   where b.partition = p_partition
-     and b.schema_version = sync_admit_push.schema_version
-     and b.state <> 'activated'
-   order by b.name limit 1;
+  select r.log_epoch, r.epoch_required, r.last_seen_ms, m.schema_version, b.name
+    into sync_admit_push.log_epoch, sync_admit_push.epoch_required, v_last_seen,
+         sync_admit_push.schema_version, pending_projection
+    from syncpg.sync_partition_registry as r
+    left join lateral (
+      select x.schema_version from syncpg.sync_schema_meta as x where x.partition = '' limit 1
+    ) as m on true
+    left join lateral (
+      select x.name from syncpg.sync_backfill_checkpoints as x
+       where x.partition = p_partition and x.schema_version = m.schema_version and x.state <> 'activated'
+       order by x.name limit 1
+    ) as b on true
+   where r.partition = p_partition;
 
   client_actors := array(
     select coalesce(c.actor_id, '')
@@ -67,8 +72,10 @@ begin
          order by x.row_id limit 1
       ) as t;
 
-    update syncpg.sync_partition_registry as r set last_seen_ms = p_now
-     where r.partition = p_partition and r.last_seen_ms < p_now - 60000;
+    if v_last_seen < p_now - 60000 then
+      update syncpg.sync_partition_registry as r set last_seen_ms = p_now
+       where r.partition = p_partition and r.last_seen_ms < p_now - 60000;
+    end if;
   end if;
   return next;
 end
@@ -79,6 +86,7 @@ COMMENT ON FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_cli
 CREATE FUNCTION syncpg.sync_append_commits(p_partition text, p_base_seq bigint, p_now bigint, p_writer_version integer, p_client_ids text[], p_commit_ids text[], p_actor_ids text[], p_change_counts integer[], p_change_commits integer[], p_change_indexes integer[], p_change_tables text[], p_change_rows text[], p_change_ops smallint[], p_change_versions bigint[], p_change_payloads bytea[], p_change_scope_sets integer[], p_scope_sets text[], p_tombstone_commits integer[], p_tombstone_tables text[], p_tombstone_rows text[], p_cleared_tables text[], p_cleared_rows text[]) RETURNS bigint
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
@@ -138,6 +146,7 @@ COMMENT ON FUNCTION syncpg.sync_append_commits(p_partition text, p_base_seq bigi
 CREATE FUNCTION syncpg.sync_check_writer_fence() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
     AS $$
 begin
@@ -163,6 +172,7 @@ COMMENT ON FUNCTION syncpg.sync_check_writer_fence() IS 'Statement trigger of sy
 CREATE FUNCTION syncpg.sync_find_outcomes(p_partition text, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[]) RETURNS TABLE(ord integer, status smallint, commit_seq bigint, results bytea, details text, recorded_at_ms bigint, outcome_id uuid)
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
     AS $$
 #variable_conflict use_column
@@ -198,6 +208,7 @@ COMMENT ON FUNCTION syncpg.sync_lock_tables(p_tables text[]) IS 'Returns those o
 CREATE FUNCTION syncpg.sync_open_partition(p_partition text, p_log_epoch text, p_now bigint) RETURNS TABLE(log_epoch text, epoch_required boolean)
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
     AS $$
 #variable_conflict use_column
@@ -456,17 +467,20 @@ COMMENT ON FUNCTION syncpg.sync_record_client(p_partition text, p_client_id text
 CREATE FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) RETURNS TABLE(ord integer, status smallint, commit_seq bigint, results bytea, details text, recorded_at_ms bigint, outcome_id uuid)
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
     AS $$
 #variable_conflict use_column
 declare
   v_inserted bigint;
 begin
-  insert into syncpg.sync_clients (partition, client_id, actor_id, created_at_ms, updated_at_ms)
-  select p_partition, c.client_id, c.actor_id, p_now, p_now
-    from unnest(p_new_clients, p_new_actors) as c(client_id, actor_id)
-  on conflict (partition, client_id) do nothing;
-  if exists (
+  if cardinality(p_new_clients) > 0 then
+    insert into syncpg.sync_clients (partition, client_id, actor_id, created_at_ms, updated_at_ms)
+    select p_partition, c.client_id, c.actor_id, p_now, p_now
+      from unnest(p_new_clients, p_new_actors) as c(client_id, actor_id)
+    on conflict (partition, client_id) do nothing;
+  end if;
+  if cardinality(p_new_clients) > 0 and exists (
     select 1
       from unnest(p_new_clients, p_new_actors) as k(client_id, actor_id)
       cross join lateral (
@@ -596,20 +610,26 @@ COMMENT ON FUNCTION syncpg.sync_wire_u32(p_value bigint) IS 'A number from 0 to 
 CREATE FUNCTION syncpg.sync_writes_singly(p_table regclass) RETURNS boolean
     LANGUAGE plpgsql STABLE STRICT
     SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
     AS $$
+declare
+  v_class record;
 begin
-  return exists (
+  select c.relkind <> 'r' or c.relhassubclass or c.relhasrules as single, c.relhastriggers, c.relchecks
+    into v_class
+    from pg_class as c where c.oid = p_table;
+  if v_class.single then
+    return true;
+  end if;
+  if v_class.relhastriggers and exists (select 1 from pg_trigger as t where t.tgrelid = p_table) then
+    return true;
+  end if;
+  return v_class.relchecks > 0 and exists (
     select 1
-      from pg_class as c
-     where c.oid = p_table
-       and (c.relkind <> 'r' or c.relhassubclass or c.relhasrules
-            or c.relhastriggers and exists (select 1 from pg_trigger as t where t.tgrelid = c.oid)
-            or c.relchecks > 0 and exists (
-                 select 1
-                   from pg_constraint as k
-                   join pg_depend as d on d.classid = 'pg_constraint'::regclass and d.objid = k.oid
-                  where k.conrelid = c.oid and k.contype = 'c' and d.refclassid = 'pg_proc'::regclass)));
+      from pg_constraint as k
+      join pg_depend as d on d.classid = 'pg_constraint'::regclass and d.objid = k.oid
+     where k.conrelid = p_table and k.contype = 'c' and d.refclassid = 'pg_proc'::regclass);
 end
 $$;
 
