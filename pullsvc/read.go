@@ -113,11 +113,12 @@ func (p *Pull) flush(ctx context.Context, windows []*subscription, pages []pageT
 		return fmt.Errorf("waiting for a connection: %w", err)
 	}
 	defer pgtx.Finish(ctx, conn)
-	if err := pgtx.Prepare(ctx, conn.Conn(), statements...); err != nil {
+	session := pgtx.On(conn.Conn())
+	if err := session.Prepare(ctx, statements...); err != nil {
 		return err
 	}
 	batch := &pgx.Batch{}
-	queue := func(s pgtx.Statement, args ...any) { pgtx.Queue(batch, conn.Conn(), s, args...) }
+	queue := func(s pgtx.Statement, args ...any) { session.Queue(batch, s, args...) }
 	queue(pgtx.BeginSnapshot)
 	queue(readGate, p.req.Partition, p.req.ClientID, p.digest)
 	if len(windows) > 0 {

@@ -56,8 +56,7 @@ func Finish(ctx context.Context, conn *pgxpool.Conn) {
 
 // SQLState returns the SQLSTATE of a database error, "" if it is none.
 func SQLState(err error) string {
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) {
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
 		return pgErr.Code
 	}
 	return ""

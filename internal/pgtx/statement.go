@@ -25,31 +25,40 @@ func NewStatement(sql string) Statement {
 	return Statement{SQL: sql, name: "syncpg_" + hex.EncodeToString(sum[:8])}
 }
 
-// Prepares says whether the connection keeps prepared statements. Behind a pooler
-// in transaction mode it must not, and its owner configured it so.
-func Prepares(conn *pgx.Conn) bool {
-	return conn.Config().DefaultQueryExecMode == pgx.QueryExecModeCacheStatement
+// Session is the use of statements on one connection.
+type Session struct {
+	// Named says that the connection keeps prepared statements. Behind a pooler in
+	// transaction mode it must not, and its owner configured it so.
+	Named bool
+
+	conn *pgx.Conn
 }
 
-// Prepare makes statements ready on a connection. It costs a round trip for each
-// the connection has not seen yet, and nothing afterwards.
-func Prepare(ctx context.Context, conn *pgx.Conn, statements ...Statement) error {
-	if !Prepares(conn) {
+// On returns the session of a connection. It copies the connection's configuration
+// to look at it: use one for many statements.
+func On(conn *pgx.Conn) Session {
+	return Session{Named: conn.Config().DefaultQueryExecMode == pgx.QueryExecModeCacheStatement, conn: conn}
+}
+
+// Prepare makes statements ready. It costs a round trip for each the connection has
+// not seen yet, and nothing afterwards.
+func (s Session) Prepare(ctx context.Context, statements ...Statement) error {
+	if !s.Named {
 		return nil
 	}
-	for _, s := range statements {
-		if _, err := conn.Prepare(ctx, s.name, s.SQL); err != nil {
+	for _, st := range statements {
+		if _, err := s.conn.Prepare(ctx, st.name, st.SQL); err != nil {
 			return fmt.Errorf("preparing a statement: %w", err)
 		}
 	}
 	return nil
 }
 
-// Queue adds a prepared statement to a batch for the connection.
-func Queue(b *pgx.Batch, conn *pgx.Conn, s Statement, args ...any) {
-	if Prepares(conn) {
-		b.Queue(s.name, args...)
+// Queue adds a statement that was prepared to a batch for the connection.
+func (s Session) Queue(b *pgx.Batch, st Statement, args ...any) {
+	if s.Named {
+		b.Queue(st.name, args...)
 		return
 	}
-	b.Queue(s.SQL, args...)
+	b.Queue(st.SQL, args...)
 }
