@@ -199,16 +199,12 @@ func (q *Queries) PushAppend(ctx context.Context, arg PushAppendParams) (int64, 
 	return max_commit_seq, err
 }
 
-const PushRecordOutcomes = `-- name: PushRecordOutcomes :many
-select o.ord::integer as ord, o.status::smallint as status, coalesce(o.commit_seq, 0)::bigint as commit_seq,
-       o.results::bytea as results, coalesce(o.details, '')::text as details,
-       o.recorded_at_ms::bigint as recorded_at_ms, o.outcome_id::uuid as outcome_id
-  from syncpg.sync_record_outcomes(
+const PushRecordOutcomes = `-- name: PushRecordOutcomes :exec
+select syncpg.sync_record_outcomes(
          p_partition => $1::text, p_now => $2::bigint,
          p_client_ids => $3::text[], p_commit_ids => $4::text[], p_statuses => $5::smallint[],
          p_commit_seqs => $6::bigint[], p_results => $7::bytea[], p_details => $8::text[], p_outcome_ids => $9::uuid[],
          p_new_clients => $10::text[], p_new_actors => $11::text[])
-       as o(ord, status, commit_seq, results, details, recorded_at_ms, outcome_id)
 `
 
 type PushRecordOutcomesParams struct {
@@ -225,22 +221,12 @@ type PushRecordOutcomesParams struct {
 	NewActors  []string
 }
 
-type PushRecordOutcomesRow struct {
-	Ord          int32
-	Status       int16
-	CommitSeq    int64
-	Results      []byte
-	Details      string
-	RecordedAtMs int64
-	OutcomeID    pgtype.UUID
-}
-
 // PushRecordOutcomes records outcomes and binds new clients to their actor.
-// Guarantees: the first outcome of a commit stays; the returned ones stood already
-// (SQLSTATE SY003 when one of them was to be recorded as applied). Locks: the
-// caller's partition lock.
-func (q *Queries) PushRecordOutcomes(ctx context.Context, arg PushRecordOutcomesParams) ([]PushRecordOutcomesRow, error) {
-	rows, err := q.db.Query(ctx, PushRecordOutcomes,
+// Guarantees: the first outcome of a commit stays (SQLSTATE 23505 when there is one
+// already), and so does the actor of a client (SY003). Locks: the caller's partition
+// lock.
+func (q *Queries) PushRecordOutcomes(ctx context.Context, arg PushRecordOutcomesParams) error {
+	_, err := q.db.Exec(ctx, PushRecordOutcomes,
 		arg.Partition,
 		arg.Now,
 		arg.ClientIds,
@@ -253,28 +239,5 @@ func (q *Queries) PushRecordOutcomes(ctx context.Context, arg PushRecordOutcomes
 		arg.NewClients,
 		arg.NewActors,
 	)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []PushRecordOutcomesRow
-	for rows.Next() {
-		var i PushRecordOutcomesRow
-		if err := rows.Scan(
-			&i.Ord,
-			&i.Status,
-			&i.CommitSeq,
-			&i.Results,
-			&i.Details,
-			&i.RecordedAtMs,
-			&i.OutcomeID,
-		); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
+	return err
 }

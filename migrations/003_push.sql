@@ -6,8 +6,7 @@
 -- SQLSTATEs raised, all of class SY:
 --   SY001  writer fence: this server's schema version may no longer append
 --   SY002  the log moved although the partition lock should have held it still
---   SY003  another outcome stands where an applied one was to be recorded
---   SY004  a client id was bound to another actor in the meantime
+--   SY003  a client id was bound to another actor in the meantime
 --
 -- Every function that probes by key plans its statements once per connection, since
 -- planning costs more than a probe does, and turns sequential scans, hash joins and
@@ -333,68 +332,40 @@ create function syncpg.sync_record_outcomes(
   p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[],
   p_results bytea[], p_details text[], p_outcome_ids uuid[],
   p_new_clients text[], p_new_actors text[])
-returns table (ord integer, status smallint, commit_seq bigint, results bytea, details text, recorded_at_ms bigint, outcome_id uuid)
+returns void
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 as $$
-#variable_conflict use_column
-declare
-  v_inserted bigint;
 begin
   if cardinality(p_new_clients) > 0 then
     insert into syncpg.sync_clients (partition, client_id, actor_id, created_at_ms, updated_at_ms)
     select p_partition, c.client_id, c.actor_id, p_now, p_now
       from unnest(p_new_clients, p_new_actors) as c(client_id, actor_id)
     on conflict (partition, client_id) do nothing;
-  end if;
-  if cardinality(p_new_clients) > 0 and exists (
-    select 1
-      from unnest(p_new_clients, p_new_actors) as k(client_id, actor_id)
-      cross join lateral (
-        select c.actor_id from syncpg.sync_clients as c
-         where c.partition = p_partition and c.client_id = k.client_id limit 1
-      ) as c
-     where c.actor_id <> k.actor_id
-  ) then
-    raise exception 'a client id belongs to another actor' using errcode = 'SY004';
+    if exists (
+      select 1
+        from unnest(p_new_clients, p_new_actors) as k(client_id, actor_id)
+        cross join lateral (
+          select c.actor_id from syncpg.sync_clients as c
+           where c.partition = p_partition and c.client_id = k.client_id limit 1
+        ) as c
+       where c.actor_id <> k.actor_id
+    ) then
+      raise exception 'a client id belongs to another actor' using errcode = 'SY003';
+    end if;
   end if;
 
   insert into syncpg.sync_push_results
     (partition, client_id, client_commit_id, status, commit_seq, results, details, recorded_at_ms, outcome_id)
   select p_partition, o.client_id, o.commit_id, o.status, nullif(o.commit_seq, 0), o.results, nullif(o.details, ''), p_now, o.outcome_id
     from unnest(p_client_ids, p_commit_ids, p_statuses, p_commit_seqs, p_results, p_details, p_outcome_ids)
-         as o(client_id, commit_id, status, commit_seq, results, details, outcome_id)
-  on conflict (partition, client_id, client_commit_id) do nothing;
-  get diagnostics v_inserted = row_count;
-
-  if v_inserted < cardinality(p_commit_ids) then
-    if exists (
-      select 1
-        from unnest(p_client_ids, p_commit_ids, p_statuses, p_outcome_ids) as k(client_id, commit_id, status, outcome_id)
-        cross join lateral (
-          select o.outcome_id from syncpg.sync_push_results as o
-           where o.partition = p_partition and o.client_id = k.client_id and o.client_commit_id = k.commit_id limit 1
-        ) as o
-       where k.status = 1 and o.outcome_id <> k.outcome_id
-    ) then
-      raise exception 'another outcome stands' using errcode = 'SY003';
-    end if;
-    return query
-    select k.ord::integer, o.status, o.commit_seq, o.results, o.details, o.recorded_at_ms, o.outcome_id
-      from unnest(p_client_ids, p_commit_ids, p_outcome_ids) with ordinality as k(client_id, commit_id, outcome_id, ord)
-      cross join lateral (
-        select x.* from syncpg.sync_push_results as x
-         where x.partition = p_partition and x.client_id = k.client_id and x.client_commit_id = k.commit_id limit 1
-      ) as o
-     where o.outcome_id <> k.outcome_id
-     order by k.ord;
-  end if;
+         as o(client_id, commit_id, status, commit_seq, results, details, outcome_id);
 end
 $$;
 comment on function syncpg.sync_record_outcomes(text, bigint, text[], text[], smallint[], bigint[], bytea[], text[], uuid[], text[], text[]) is
-  'Records outcomes, first writer wins (a seq of 0 and details of '''' stand for none), and binds clients seen for the first time to their actor (§1.5). Returns the outcomes that stood already (ord is the position in the arguments); SQLSTATE SY003 when one of them was to be recorded as applied, SY004 when a client belongs to another actor. The caller holds the partition lock.';
+  'Records outcomes (a seq of 0 and details of '''' stand for none), and binds clients seen for the first time to their actor (§1.5). The first outcome of a commit stands: SQLSTATE 23505 when there is one, SY003 when a client belongs to another actor. The caller holds the partition lock.';
 
 revoke execute on all functions in schema syncpg from public;
 

@@ -79,7 +79,7 @@ func (f *flush) about(change int, queue func()) {
 
 // runSearch runs a search and returns the change that fails, -1 for none.
 func (t *transaction) runSearch(ctx context.Context, f *flush) (int, error) {
-	_, failed, err := t.run(ctx, f)
+	failed, err := t.run(ctx, f)
 	switch {
 	case err == nil:
 		return -1, nil

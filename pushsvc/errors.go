@@ -1,17 +1,25 @@
 package pushsvc
 
 import (
+	"errors"
+
 	"github.com/syncpg/syncpg/internal/pgtx"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
 // SQLSTATEs raised by the functions of migration 003.
 const (
-	sqlStateWriterFence   = "SY001"
-	sqlStateLogMoved      = "SY002"
-	sqlStateOutcomeStands = "SY003"
-	sqlStateClientBound   = "SY004"
+	sqlStateWriterFence = "SY001"
+	sqlStateLogMoved    = "SY002"
+	sqlStateClientBound = "SY003"
 )
+
+// sqlStateUnique is a violated unique index.
+const sqlStateUnique = "23505"
+
+// errOutcomeStands says that an outcome was recorded that admission did not find,
+// although the partition lock was held. The next attempt finds it.
+var errOutcomeStands = errors.New("another outcome of the commit stands")
 
 // impossibleRow says that the same row would meet this database error on every
 // retry: a constraint (class 23), a value the database cannot hold (class 22), or

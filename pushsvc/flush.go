@@ -2,6 +2,7 @@ package pushsvc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -18,7 +19,7 @@ type statement struct {
 	what     string
 	row      bool // it fails because of what the commits write
 	change   int  // in a search: the change it is about
-	outcomes bool // it returns the outcomes that stood
+	outcomes bool // it records outcomes
 }
 
 // Statements of the push path besides transaction control and row writes.
@@ -116,8 +117,7 @@ func (t *transaction) flush(ctx context.Context, p *planned, last bool) (*statem
 		f.queue("releasing the savepoint", pgtx.Release)
 	}
 
-	stood, failed, err := t.run(ctx, f)
-	if err != nil {
+	if failed, err := t.run(ctx, f); err != nil {
 		t.aborted = true
 		return failed, err
 	}
@@ -127,41 +127,31 @@ func (t *transaction) flush(ctx context.Context, p *planned, last bool) (*statem
 	t.rejected = nil
 	t.lastSeq += int64(len(p.applied))
 	t.state.bury(p.applied)
-	for _, row := range stood {
-		c := outcomes[row.Ord-1]
-		c.known = true
-		c.outcome = storedOutcome(row.Status, row.CommitSeq, row.Results, row.Details)
-	}
 	return nil, nil
 }
 
-// run sends a flush and reads its answers. stood holds outcomes that were recorded
-// before ours. failed is the statement the database refused, nil when the error is
-// not one statement's.
-func (t *transaction) run(ctx context.Context, f *flush) (stood []db.PushRecordOutcomesRow, failed *statement, err error) {
+// run sends a flush and reads its answers. failed is the statement the database
+// refused, nil when the error is not one statement's.
+func (t *transaction) run(ctx context.Context, f *flush) (failed *statement, err error) {
 	results := t.conn.SendBatch(ctx, &f.batch)
 	defer func() { _ = results.Close() }()
 	for i := range f.statements {
 		st := &f.statements[i]
-		if st.outcomes {
-			var rows pgx.Rows
-			if rows, err = results.Query(); err == nil {
-				stood, err = pgx.CollectRows(rows, pgx.RowToStructByPos[db.PushRecordOutcomesRow])
+		if _, err := results.Exec(); err != nil {
+			state := pgtx.SQLState(err)
+			if st.outcomes && state == sqlStateUnique {
+				err = errors.Join(errOutcomeStands, err)
 			}
-		} else {
-			_, err = results.Exec()
-		}
-		if err != nil {
-			if pgtx.SQLState(err) == "" {
+			if state == "" {
 				st = nil
 			}
-			return nil, st, fmt.Errorf("%s: %w", f.statements[i].what, err)
+			return st, fmt.Errorf("%s: %w", f.statements[i].what, err)
 		}
 	}
 	if err := results.Close(); err != nil {
-		return nil, nil, fmt.Errorf("finishing the push: %w", err)
+		return nil, fmt.Errorf("finishing the push: %w", err)
 	}
-	return stood, nil, nil
+	return nil, nil
 }
 
 func (f *flush) queueAdmit(p *db.PushAdmitParams) {

@@ -151,11 +151,8 @@ func (s *Service) Push(ctx context.Context, req Request) (*Response, error) {
 
 // retryable says that the transaction met another one and may run again.
 func retryable(err error) bool {
-	switch pgtx.SQLState(err) {
-	case sqlStateLogMoved, sqlStateOutcomeStands:
-		return true
-	}
-	return pgtx.Retryable(err) || errors.Is(err, errPartitionGone)
+	return pgtx.Retryable(err) || pgtx.SQLState(err) == sqlStateLogMoved ||
+		errors.Is(err, errPartitionGone) || errors.Is(err, errOutcomeStands)
 }
 
 // attempt enters the partition and runs one transaction.

@@ -69,6 +69,7 @@ func functionName(prefix string, t *schema.Table) string {
 
 // Prefixes of the functions generated for each table.
 const (
+	findRowsPrefix  = "sync_find_rows_"
 	writeRowsPrefix = "sync_write_rows_"
 	encodePrefix    = "sync_encode_"
 )

@@ -464,68 +464,40 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_record_client(p_partition text, p_client_id text, p_actor_id text, p_wire_version smallint, p_cursor bigint, p_subscriptions text, p_now bigint, p_relaxed boolean) IS 'Records what a pull left of its client: wire version, cursor (§4.5), subscription list (§8.1; NULL keeps the stored one); binds a new client to the actor (§1.5). Returns the actor the client belongs to; nothing was written when that is another one. p_relaxed: losing this in a crash is harmless, so do not wait for the disk; call it in a transaction of its own then, which it turns synchronous_commit off for. Locks: the client''s row.';
 
-CREATE FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) RETURNS TABLE(ord integer, status smallint, commit_seq bigint, results bytea, details text, recorded_at_ms bigint, outcome_id uuid)
+CREATE FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
     AS $$
-#variable_conflict use_column
-declare
-  v_inserted bigint;
 begin
   if cardinality(p_new_clients) > 0 then
     insert into syncpg.sync_clients (partition, client_id, actor_id, created_at_ms, updated_at_ms)
     select p_partition, c.client_id, c.actor_id, p_now, p_now
       from unnest(p_new_clients, p_new_actors) as c(client_id, actor_id)
     on conflict (partition, client_id) do nothing;
-  end if;
-  if cardinality(p_new_clients) > 0 and exists (
-    select 1
-      from unnest(p_new_clients, p_new_actors) as k(client_id, actor_id)
-      cross join lateral (
-        select c.actor_id from syncpg.sync_clients as c
-         where c.partition = p_partition and c.client_id = k.client_id limit 1
-      ) as c
-     where c.actor_id <> k.actor_id
-  ) then
-    raise exception 'a client id belongs to another actor' using errcode = 'SY004';
+    if exists (
+      select 1
+        from unnest(p_new_clients, p_new_actors) as k(client_id, actor_id)
+        cross join lateral (
+          select c.actor_id from syncpg.sync_clients as c
+           where c.partition = p_partition and c.client_id = k.client_id limit 1
+        ) as c
+       where c.actor_id <> k.actor_id
+    ) then
+      raise exception 'a client id belongs to another actor' using errcode = 'SY003';
+    end if;
   end if;
 
   insert into syncpg.sync_push_results
     (partition, client_id, client_commit_id, status, commit_seq, results, details, recorded_at_ms, outcome_id)
   select p_partition, o.client_id, o.commit_id, o.status, nullif(o.commit_seq, 0), o.results, nullif(o.details, ''), p_now, o.outcome_id
     from unnest(p_client_ids, p_commit_ids, p_statuses, p_commit_seqs, p_results, p_details, p_outcome_ids)
-         as o(client_id, commit_id, status, commit_seq, results, details, outcome_id)
-  on conflict (partition, client_id, client_commit_id) do nothing;
-  get diagnostics v_inserted = row_count;
-
-  if v_inserted < cardinality(p_commit_ids) then
-    if exists (
-      select 1
-        from unnest(p_client_ids, p_commit_ids, p_statuses, p_outcome_ids) as k(client_id, commit_id, status, outcome_id)
-        cross join lateral (
-          select o.outcome_id from syncpg.sync_push_results as o
-           where o.partition = p_partition and o.client_id = k.client_id and o.client_commit_id = k.commit_id limit 1
-        ) as o
-       where k.status = 1 and o.outcome_id <> k.outcome_id
-    ) then
-      raise exception 'another outcome stands' using errcode = 'SY003';
-    end if;
-    return query
-    select k.ord::integer, o.status, o.commit_seq, o.results, o.details, o.recorded_at_ms, o.outcome_id
-      from unnest(p_client_ids, p_commit_ids, p_outcome_ids) with ordinality as k(client_id, commit_id, outcome_id, ord)
-      cross join lateral (
-        select x.* from syncpg.sync_push_results as x
-         where x.partition = p_partition and x.client_id = k.client_id and x.client_commit_id = k.commit_id limit 1
-      ) as o
-     where o.outcome_id <> k.outcome_id
-     order by k.ord;
-  end if;
+         as o(client_id, commit_id, status, commit_seq, results, details, outcome_id);
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) IS 'Records outcomes, first writer wins (a seq of 0 and details of '''' stand for none), and binds clients seen for the first time to their actor (§1.5). Returns the outcomes that stood already (ord is the position in the arguments); SQLSTATE SY003 when one of them was to be recorded as applied, SY004 when a client belongs to another actor. The caller holds the partition lock.';
+COMMENT ON FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) IS 'Records outcomes (a seq of 0 and details of '''' stand for none), and binds clients seen for the first time to their actor (§1.5). The first outcome of a commit stands: SQLSTATE 23505 when there is one, SY003 when a client belongs to another actor. The caller holds the partition lock.';
 
 CREATE FUNCTION syncpg.sync_scan_rows(p_partition text, p_tables text[], p_scopes text[], p_pins bigint[], p_firsts integer[], p_afters text[], p_limit integer, p_page_bytes bigint, p_max_bytes bigint) RETURNS TABLE(ord integer, value_ord integer, row_id text, server_version bigint, payload bytea)
     LANGUAGE plpgsql STABLE

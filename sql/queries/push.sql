@@ -57,16 +57,12 @@ select syncpg.sync_append_commits(
          p_cleared_tables => @cleared_tables::text[], p_cleared_rows => @cleared_rows::text[])::bigint as max_commit_seq;
 
 -- PushRecordOutcomes records outcomes and binds new clients to their actor.
--- Guarantees: the first outcome of a commit stays; the returned ones stood already
--- (SQLSTATE SY003 when one of them was to be recorded as applied). Locks: the
--- caller's partition lock.
--- name: PushRecordOutcomes :many
-select o.ord::integer as ord, o.status::smallint as status, coalesce(o.commit_seq, 0)::bigint as commit_seq,
-       o.results::bytea as results, coalesce(o.details, '')::text as details,
-       o.recorded_at_ms::bigint as recorded_at_ms, o.outcome_id::uuid as outcome_id
-  from syncpg.sync_record_outcomes(
+-- Guarantees: the first outcome of a commit stays (SQLSTATE 23505 when there is one
+-- already), and so does the actor of a client (SY003). Locks: the caller's partition
+-- lock.
+-- name: PushRecordOutcomes :exec
+select syncpg.sync_record_outcomes(
          p_partition => @partition::text, p_now => @now::bigint,
          p_client_ids => @client_ids::text[], p_commit_ids => @commit_ids::text[], p_statuses => @statuses::smallint[],
          p_commit_seqs => @commit_seqs::bigint[], p_results => @results::bytea[], p_details => @details::text[], p_outcome_ids => @outcome_ids::uuid[],
-         p_new_clients => @new_clients::text[], p_new_actors => @new_actors::text[])
-       as o(ord, status, commit_seq, results, details, recorded_at_ms, outcome_id);
+         p_new_clients => @new_clients::text[], p_new_actors => @new_actors::text[]);
