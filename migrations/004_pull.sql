@@ -86,6 +86,7 @@ declare
   v_total   bigint := 0;  -- payload bytes of all windows
   v_sub     record;
   v_keys    jsonb;        -- variable=value of all variables, as keys
+  v_batch   integer;      -- how many commits to look for under each key
   v_from    bigint;       -- commits up to here have been looked for
   v_bound   bigint;       -- and up to here their list is complete
   v_seqs    bigint[];
@@ -133,13 +134,15 @@ begin
     v_rows := 0;
     v_bytes := 0;
     v_keys := null;
+    v_batch := least(p_limit, greatest(2 * p_limit / cardinality(v_sub.driving), 4));
 
     <<reading>>
     while v_from < v_max loop
-      -- The next commits under each key, as many as can be needed. Where one key
-      -- has more, the others' commits beyond its last one have to wait.
+      -- The next commits under each key. Where one key has more, the others' commits
+      -- beyond its last one have to wait for the next turn, which looks for more: most
+      -- windows of many keys need few commits of each.
       with hits as materialized (
-        select h.seqs, case when cardinality(h.seqs) > p_limit then h.seqs[p_limit + 1] else v_max end as bound
+        select h.seqs, case when cardinality(h.seqs) > v_batch then h.seqs[v_batch + 1] else v_max end as bound
           from unnest(v_sub.driving) as k(scope_key)
           cross join lateral (
             select array(
@@ -148,7 +151,7 @@ begin
                where x.partition = p_partition and x.table_name = v_sub.table_name and x.scope_key = k.scope_key
                  and x.commit_seq > v_from and x.commit_seq <= v_max
                order by x.commit_seq
-               limit p_limit + 1) as seqs
+               limit v_batch + 1) as seqs
           ) as h
       ), bound as materialized (
         select min(h.bound) as seq from hits as h
@@ -195,6 +198,7 @@ begin
         return next;
       end loop;
       v_from := v_bound;
+      v_batch := least(p_limit, 2 * v_batch);
       if v_from = v_max then
         v_last := v_max;
       end if;

@@ -2,6 +2,7 @@ package pullsvc_test
 
 import (
 	"encoding/json"
+	"strconv"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -150,4 +151,37 @@ func TestPlanOfSkewedTable(t *testing.T) {
 	buffers, rows := touched(t, conn, pageSQL, `{"org":["small"]}`, "", 1000)
 	require.Equal(t, 11, rows)
 	require.Less(t, buffers, 60)
+}
+
+// TestPlanOfManyKeys: a window over many values costs about what it returns, however
+// many commits follow under each of them.
+func TestPlanOfManyKeys(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	conn, err := pgx.Connect(t.Context(), b.db.DSN)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(t.Context()) })
+	for _, sql := range []string{
+		`insert into syncpg.sync_commits (partition, commit_seq, client_id, client_commit_id, actor_id, created_at_ms, change_count)
+		 select 'p1', s, 'w', s::text, 'alice', 0, 1 from generate_series(1, 20000) as s`,
+		`insert into syncpg.sync_changes (partition, commit_seq, change_index, table_name, row_id, op, row_version, scopes, payload)
+		 select 'p1', s, 0, 'docs', 'd' || s, 1, 1, array['folderId=' || s % 200, 'org=o1'], '\x00' from generate_series(1, 20000) as s`,
+		`insert into syncpg.sync_change_scopes (partition, table_name, scope_key, commit_seq)
+		 select partition, table_name, k, commit_seq from syncpg.sync_changes, unnest(scopes) as k`,
+		`update syncpg.sync_partitions set max_commit_seq = 20000 where partition = 'p1'`,
+	} {
+		_, err := conn.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	folders := make([]string, 200)
+	for i := range folders {
+		folders[i] = strconv.Itoa(i)
+	}
+	scopes, err := json.Marshal(map[string][]string{"folderId": folders})
+	require.NoError(t, err)
+	_, _ = touched(t, conn, windowSQL, string(scopes), 0, 100)
+	buffers, rows := touched(t, conn, windowSQL, string(scopes), 0, 100)
+	t.Logf("%d buffers for %d rows", buffers, rows)
+	require.Equal(t, 101, rows)
+	require.Less(t, buffers, 10_000)
 }
