@@ -225,27 +225,38 @@ comment on table syncpg.sync_leases is
   'Auth leases (§7.3): what an actor was allowed when the resolver was last reached, signed at rest.';
 
 create table syncpg.sync_reactions (
-  partition           text collate "C" not null,
-  reaction_key        text collate "C" not null,
-  reaction_type       text collate "C" not null,
-  reaction_version    integer not null,
-  payload             jsonb not null,
-  commit_seq          bigint not null,
-  state               text not null check (state in ('pending', 'leased', 'completed', 'dead')),
-  attempts            integer not null default 0 check (attempts >= 0),
-  max_attempts        integer not null check (max_attempts >= 1),
-  run_at_ms           bigint not null,
-  lease_owner         text,
-  lease_expires_at_ms bigint,
-  last_error          text,
-  created_at_ms       bigint not null,
-  finished_at_ms      bigint,
-  primary key (partition, reaction_key),
-  check ((state = 'leased') = (lease_owner is not null and lease_expires_at_ms is not null)),
-  check ((state in ('completed', 'dead')) = (finished_at_ms is not null))
+  partition        text collate "C" not null,
+  client_id        text collate "C" not null,
+  client_commit_id text collate "C" not null,
+  reaction_key     text collate "C" not null check (octet_length(reaction_key) between 1 and 256),
+  idempotency_key  text collate "C" not null check (idempotency_key <> ''),
+  commit_seq       bigint not null check (commit_seq >= 1),
+  reaction_type    text collate "C" not null check (octet_length(reaction_type) between 1 and 128),
+  reaction_version integer not null check (reaction_version >= 1),
+  payload          json not null check (octet_length(payload::text) <= 65536),
+  state            text not null default 'pending' check (state in ('pending', 'leased', 'completed', 'dead-letter')),
+  attempts         integer not null default 0 check (attempts >= 0),
+  max_attempts     integer not null check (max_attempts between 1 and 100),
+  due_at_ms        bigint,
+  lease_owner      text,
+  failure_code     text check (octet_length(failure_code) between 1 and 128),
+  failure_details  json check (octet_length(failure_details::text) <= 8192),
+  failed_at_ms     bigint,
+  created_at_ms    bigint not null,
+  finished_at_ms   bigint,
+  primary key (partition, client_id, client_commit_id, reaction_key),
+  check ((state in ('pending', 'leased')) = (due_at_ms is not null)),
+  check ((state in ('completed', 'dead-letter')) = (finished_at_ms is not null)),
+  check ((state = 'leased') = (lease_owner is not null)),
+  check (state = 'pending' or attempts >= 1),
+  check ((failure_code is null) = (failed_at_ms is null)),
+  check (failure_details is null or failure_code is not null),
+  check (state <> 'dead-letter' or failed_at_ms is not distinct from finished_at_ms)
 );
+create index sync_reactions_due on syncpg.sync_reactions (partition, reaction_type, due_at_ms) where due_at_ms is not null;
+create index sync_reactions_finished on syncpg.sync_reactions (partition, state, finished_at_ms) where finished_at_ms is not null;
 comment on table syncpg.sync_reactions is
-  'Durable reactions to accepted commits (§6.9), stored in the commit''s own transaction.';
+  'Durable reactions to accepted commits (§6.9), stored in the commit''s own transaction. due_at_ms is when a pending one is to run and when the lease of a leased one expires; a leased one belongs to the runner with the token lease_owner. finished_at_ms is when it was completed or dead-lettered; failure_code, failure_details and failed_at_ms are of its newest failed attempt.';
 
 insert into syncpg.sync_migrations (version, breaking) values (1, false);
 

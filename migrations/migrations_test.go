@@ -116,7 +116,8 @@ var rows = map[int]string{
 	insert into syncpg.sync_writer_fence (partition, required_writer_version) values ('p', 1);
 	insert into syncpg.sync_backfill_checkpoints (partition, name, schema_version, state, updated_at_ms) values ('p', 'n', 1, 'declared', 1);
 	insert into syncpg.sync_leases (partition, client_id, lease_id, actor_id, allowed_scopes, issued_at_ms, expires_at_ms, signature) values ('p', 'c', 'l', 'a', '{}', 1, 1, '');
-	insert into syncpg.sync_reactions (partition, reaction_key, reaction_type, reaction_version, payload, commit_seq, state, max_attempts, run_at_ms, created_at_ms) values ('p', 'k', 't', 1, '{}', 1, 'pending', 1, 1, 1);`,
+	insert into syncpg.sync_reactions (partition, client_id, client_commit_id, reaction_key, idempotency_key, commit_seq, reaction_type, reaction_version, payload, max_attempts, due_at_ms, created_at_ms)
+	values ('p', 'c', 'k', 'r', '["p","c","k","r"]', 1, 't', 1, '{}', 1, 1, 1);`,
 }
 
 // fill puts rows into the tables that the migrations from one version to another made, and verifies that none was missed.

@@ -169,6 +169,99 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_check_writer_fence() IS 'Statement trigger of sync_commits: refuses commits of a writer older than the partition''s fence (SQLSTATE SY001). Takes no locks.';
 
+CREATE FUNCTION syncpg.sync_claim_reactions(p_partition text, p_types text[], p_owner text, p_now bigint, p_lease_until bigint, p_limit integer) RETURNS TABLE(client_id text, client_commit_id text, reaction_key text, idempotency_key text, commit_seq bigint, reaction_type text, reaction_version integer, payload text, attempts integer, max_attempts integer)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+  v_type text;
+  v_taken tid[];
+  v_left integer := p_limit;
+begin
+  for v_type in
+    select k.reaction_type
+      from (select distinct u.reaction_type from unnest(p_types) as u(reaction_type)) as k
+      cross join lateral (
+        select x.due_at_ms
+          from syncpg.sync_reactions as x
+         where x.partition = p_partition and x.reaction_type = k.reaction_type and x.due_at_ms <= p_now
+         order by x.due_at_ms
+         limit 1
+      ) as oldest
+     order by oldest.due_at_ms, k.reaction_type
+  loop
+    v_taken := array(
+      select x.ctid
+        from syncpg.sync_reactions as x
+       where x.partition = p_partition and x.reaction_type = v_type and x.due_at_ms <= p_now
+       order by x.due_at_ms
+       limit v_left
+         for update skip locked);
+    return query
+    with claimed as (
+      update syncpg.sync_reactions as r
+         set state = 'leased', lease_owner = p_owner, due_at_ms = p_lease_until, attempts = r.attempts + 1
+        from unnest(v_taken) with ordinality as k(ctid, ord)
+       where r.ctid = k.ctid
+      returning k.ord, r.*
+    )
+    select c.client_id, c.client_commit_id, c.reaction_key, c.idempotency_key, c.commit_seq,
+           c.reaction_type, c.reaction_version, c.payload::text, c.attempts, c.max_attempts
+      from claimed as c
+     order by c.ord;
+    v_left := v_left - cardinality(v_taken);
+    exit when v_left <= 0;
+  end loop;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_claim_reactions(p_partition text, p_types text[], p_owner text, p_now bigint, p_lease_until bigint, p_limit integer) IS 'Leases up to p_limit reactions of the types to p_owner until p_lease_until and counts the attempt: pending ones that are due and leased ones whose lease has expired at p_now. Oldest first within a type; the type with the oldest comes first. READ COMMITTED only. Locks: the reactions it returns; never waits for one.';
+
+CREATE FUNCTION syncpg.sync_enqueue_reactions(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_commit_seqs bigint[], p_keys text[], p_idempotency_keys text[], p_types text[], p_versions integer[], p_payloads text[], p_max_attempts integer[]) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+declare
+  v_inserted integer;
+begin
+  insert into syncpg.sync_reactions
+    (partition, client_id, client_commit_id, reaction_key, idempotency_key, commit_seq,
+     reaction_type, reaction_version, payload, max_attempts, due_at_ms, created_at_ms)
+  select p_partition, r.client_id, r.commit_id, r.key, r.idempotency_key, r.commit_seq,
+         r.type, r.version, r.payload::json, r.max_attempts, p_now, p_now
+    from unnest(p_client_ids, p_commit_ids, p_commit_seqs, p_keys, p_idempotency_keys, p_types, p_versions, p_payloads, p_max_attempts)
+         as r(client_id, commit_id, commit_seq, key, idempotency_key, type, version, payload, max_attempts)
+  on conflict (partition, client_id, client_commit_id, reaction_key) do nothing;
+  get diagnostics v_inserted = row_count;
+  return v_inserted;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_enqueue_reactions(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_commit_seqs bigint[], p_keys text[], p_idempotency_keys text[], p_types text[], p_versions integer[], p_payloads text[], p_max_attempts integer[]) IS 'Stores the reactions of accepted commits (§6.9), due at once; one that is stored already stays as it is. Returns how many are new. The caller holds the partition lock.';
+
+CREATE FUNCTION syncpg.sync_extend_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_owner text, p_lease_until bigint) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    AS $$
+begin
+  update syncpg.sync_reactions as r set due_at_ms = greatest(r.due_at_ms, p_lease_until)
+   where r.partition = p_partition and r.client_id = p_client_id and r.client_commit_id = p_commit_id
+     and r.reaction_key >= p_key and r.reaction_key <= p_key
+     and r.lease_owner = p_owner;
+  return found;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_extend_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_owner text, p_lease_until bigint) IS 'Extends the lease that p_owner holds on a reaction, never shortens it. False: p_owner does not hold it any more. Locks: the reaction.';
+
 CREATE FUNCTION syncpg.sync_find_outcomes(p_partition text, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[]) RETURNS TABLE(ord integer, status smallint, commit_seq bigint, results bytea, details text, recorded_at_ms bigint, outcome_id uuid)
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -193,6 +286,88 @@ end
 $$;
 
 COMMENT ON FUNCTION syncpg.sync_find_outcomes(p_partition text, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[]) IS 'The stored outcomes of the commits (p_client_ids[p_commit_clients[i]], p_commit_ids[i]); ord is i. Takes no locks.';
+
+CREATE FUNCTION syncpg.sync_list_due_partitions(p_types text[], p_now bigint, p_after text, p_limit integer) RETURNS TABLE(partition text)
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+  v_partition text := p_after;
+  v_left integer := p_limit;
+begin
+  while v_left > 0 loop
+    select x.partition into v_partition
+      from syncpg.sync_reactions as x
+     where x.partition > v_partition and x.due_at_ms is not null
+     order by x.partition, x.reaction_type, x.due_at_ms
+     limit 1;
+    exit when not found;
+    if exists (
+      select 1
+        from unnest(p_types) as k(reaction_type)
+        cross join lateral (
+          select 1
+            from syncpg.sync_reactions as x
+           where x.partition = v_partition and x.reaction_type = k.reaction_type and x.due_at_ms <= p_now
+           order by x.due_at_ms
+           limit 1
+        ) as due
+    ) then
+      sync_list_due_partitions.partition := v_partition;
+      v_left := v_left - 1;
+      return next;
+    end if;
+  end loop;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_list_due_partitions(p_types text[], p_now bigint, p_after text, p_limit integer) IS 'The first p_limit partitions after p_after, in byte order, that have a reaction of the types to claim at p_now. Takes no locks.';
+
+CREATE FUNCTION syncpg.sync_list_reactions(p_partition text, p_state text, p_after_ms bigint, p_after_client text, p_after_commit text, p_after_key text, p_limit integer) RETURNS TABLE(client_id text, client_commit_id text, reaction_key text, idempotency_key text, commit_seq bigint, reaction_type text, reaction_version integer, payload text, state text, attempts integer, max_attempts integer, due_at_ms bigint, lease_owner text, failure_code text, failure_details text, failed_at_ms bigint, created_at_ms bigint, finished_at_ms bigint)
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+  if p_state in ('pending', 'leased') then
+    return query
+    select x.client_id, x.client_commit_id, x.reaction_key, x.idempotency_key, x.commit_seq,
+           x.reaction_type, x.reaction_version, x.payload::text, x.state, x.attempts, x.max_attempts,
+           x.due_at_ms, x.lease_owner, x.failure_code, x.failure_details::text, x.failed_at_ms,
+           x.created_at_ms, x.finished_at_ms
+      from (
+        select y.*
+          from syncpg.sync_reactions as y
+         where y.partition = p_partition and y.due_at_ms is not null and y.state = p_state
+         order by y.reaction_type, y.due_at_ms
+      ) as x
+     where p_after_ms is null
+        or (x.due_at_ms, x.client_id, x.client_commit_id, x.reaction_key) > (p_after_ms, p_after_client, p_after_commit, p_after_key)
+     order by x.due_at_ms, x.client_id, x.client_commit_id, x.reaction_key
+     limit p_limit;
+  else
+    return query
+    select x.client_id, x.client_commit_id, x.reaction_key, x.idempotency_key, x.commit_seq,
+           x.reaction_type, x.reaction_version, x.payload::text, x.state, x.attempts, x.max_attempts,
+           x.due_at_ms, x.lease_owner, x.failure_code, x.failure_details::text, x.failed_at_ms,
+           x.created_at_ms, x.finished_at_ms
+      from syncpg.sync_reactions as x
+     where x.partition = p_partition and x.state = p_state
+       and x.finished_at_ms <= coalesce(p_after_ms, 9223372036854775807)
+       and (p_after_ms is null
+            or (x.finished_at_ms, x.client_id, x.client_commit_id, x.reaction_key) < (p_after_ms, p_after_client, p_after_commit, p_after_key))
+     order by x.finished_at_ms desc, x.client_id desc, x.client_commit_id desc, x.reaction_key desc
+     limit p_limit;
+  end if;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_list_reactions(p_partition text, p_state text, p_after_ms bigint, p_after_client text, p_after_commit text, p_after_key text, p_limit integer) IS 'One page of a partition''s reactions of a state, after the position p_after_*. Pending and leased ones: the one due first comes first, and all unfinished ones are looked at; completed ones and dead letters: the newest comes first. Takes no locks.';
 
 CREATE FUNCTION syncpg.sync_lock_tables(p_tables text[]) RETURNS text[]
     LANGUAGE plpgsql
@@ -252,6 +427,45 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_prefetch_rows(p_partition text, p_tables text[], p_row_ids text[]) IS 'The current rows named by (p_tables[i], p_row_ids[i]); ord is i. Body generated from the installed schema: one branch per table. Takes no locks.';
 
+CREATE FUNCTION syncpg.sync_prune_reactions(p_partition text, p_completed_before bigint, p_dead_letter_before bigint, p_limit integer) RETURNS TABLE(completed integer, dead_letters integer)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+declare
+  v_state text;
+  v_before bigint;
+  v_taken tid[];
+begin
+  completed := 0;
+  dead_letters := 0;
+  foreach v_state in array array['completed', 'dead-letter'] loop
+    v_before := case v_state when 'completed' then p_completed_before else p_dead_letter_before end;
+    v_taken := array(
+      select x.ctid
+        from syncpg.sync_reactions as x
+       where x.partition = p_partition and x.state = v_state and x.finished_at_ms < v_before
+       order by x.finished_at_ms
+       limit p_limit - completed
+         for update skip locked);
+    delete from syncpg.sync_reactions as r
+     using unnest(v_taken) as k(ctid)
+     where r.ctid = k.ctid;
+    if v_state = 'completed' then
+      completed := cardinality(v_taken);
+    else
+      dead_letters := cardinality(v_taken);
+    end if;
+  end loop;
+  return next;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_prune_reactions(p_partition text, p_completed_before bigint, p_dead_letter_before bigint, p_limit integer) IS 'Deletes up to p_limit finished reactions, oldest first: completed ones finished before p_completed_before, then dead letters that failed before p_dead_letter_before; NULL keeps all of them. Returns how many of each. READ COMMITTED only. Locks: the reactions it deletes; passes over those that others hold.';
+
 CREATE FUNCTION syncpg.sync_read_pull_gate(p_partition text, p_client_id text, p_subscriptions_digest bytea) RETURNS TABLE(log_epoch text, epoch_required boolean, schema_version integer, pending_projection text, max_commit_seq bigint, horizon_seq bigint, client_actor text, client_wire_version smallint, client_cursor bigint, same_subscriptions boolean, client_updated_at_ms bigint)
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -309,6 +523,7 @@ declare
   v_total   bigint := 0;  -- payload bytes of all windows
   v_sub     record;
   v_keys    jsonb;        -- variable=value of all variables, as keys
+  v_batch   integer;      -- how many commits to look for under each key
   v_from    bigint;       -- commits up to here have been looked for
   v_bound   bigint;       -- and up to here their list is complete
   v_seqs    bigint[];
@@ -356,13 +571,15 @@ begin
     v_rows := 0;
     v_bytes := 0;
     v_keys := null;
+    v_batch := least(p_limit, greatest(2 * p_limit / cardinality(v_sub.driving), 4));
 
     <<reading>>
     while v_from < v_max loop
-      -- The next commits under each key, as many as can be needed. Where one key
-      -- has more, the others' commits beyond its last one have to wait.
+      -- The next commits under each key. Where one key has more, the others' commits
+      -- beyond its last one have to wait for the next turn, which looks for more: most
+      -- windows of many keys need few commits of each.
       with hits as materialized (
-        select h.seqs, case when cardinality(h.seqs) > p_limit then h.seqs[p_limit + 1] else v_max end as bound
+        select h.seqs, case when cardinality(h.seqs) > v_batch then h.seqs[v_batch + 1] else v_max end as bound
           from unnest(v_sub.driving) as k(scope_key)
           cross join lateral (
             select array(
@@ -371,7 +588,7 @@ begin
                where x.partition = p_partition and x.table_name = v_sub.table_name and x.scope_key = k.scope_key
                  and x.commit_seq > v_from and x.commit_seq <= v_max
                order by x.commit_seq
-               limit p_limit + 1) as seqs
+               limit v_batch + 1) as seqs
           ) as h
       ), bound as materialized (
         select min(h.bound) as seq from hits as h
@@ -418,6 +635,7 @@ begin
         return next;
       end loop;
       v_from := v_bound;
+      v_batch := least(p_limit, 2 * v_batch);
       if v_from = v_max then
         v_last := v_max;
       end if;
@@ -499,6 +717,25 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) IS 'Records outcomes (a seq of 0 and details of '''' stand for none), and binds clients seen for the first time to their actor (§1.5). The first outcome of a commit stands: SQLSTATE 23505 when there is one, SY003 when a client belongs to another actor. The caller holds the partition lock.';
 
+CREATE FUNCTION syncpg.sync_retry_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_now bigint) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    AS $$
+begin
+  update syncpg.sync_reactions as r
+     set state = 'pending', due_at_ms = p_now, finished_at_ms = null, attempts = 0,
+         failure_code = null, failure_details = null, failed_at_ms = null
+   where r.partition = p_partition and r.client_id = p_client_id and r.client_commit_id = p_commit_id
+     and r.reaction_key >= p_key and r.reaction_key <= p_key
+     and r.state = 'dead-letter';
+  return found;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_retry_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_now bigint) IS 'Makes a dead letter due at once, its attempts and failure forgotten. False: there is no such dead letter. Locks: the reaction; waits for a retention pass that has it.';
+
 CREATE FUNCTION syncpg.sync_scan_rows(p_partition text, p_tables text[], p_scopes text[], p_pins bigint[], p_firsts integer[], p_afters text[], p_limit integer, p_page_bytes bigint, p_max_bytes bigint) RETURNS TABLE(ord integer, value_ord integer, row_id text, server_version bigint, payload bytea)
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -509,6 +746,30 @@ end
 $$;
 
 COMMENT ON FUNCTION syncpg.sync_scan_rows(p_partition text, p_tables text[], p_scopes text[], p_pins bigint[], p_firsts integer[], p_afters text[], p_limit integer, p_page_bytes bigint, p_max_bytes bigint) IS 'One bootstrap page (§4.7) of each subscription. Body generated from the installed schema: one branch per table and scope variable. Takes no locks.';
+
+CREATE FUNCTION syncpg.sync_settle_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_owner text, p_now bigint, p_state text, p_due_at bigint, p_failure_code text, p_failure_details text) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    AS $$
+begin
+  update syncpg.sync_reactions as r
+     set state = p_state, lease_owner = null,
+         due_at_ms = case when p_state = 'pending' then p_due_at end,
+         finished_at_ms = case when p_state <> 'pending' then p_now end,
+         attempts = case when p_state = 'pending' and p_failure_code is null then r.attempts - 1 else r.attempts end,
+         failure_code = coalesce(p_failure_code, r.failure_code),
+         failure_details = case when p_failure_code is null then r.failure_details else p_failure_details::json end,
+         failed_at_ms = case when p_failure_code is null then r.failed_at_ms else p_now end
+   where r.partition = p_partition and r.client_id = p_client_id and r.client_commit_id = p_commit_id
+     and r.reaction_key >= p_key and r.reaction_key <= p_key
+     and r.lease_owner = p_owner;
+  return found;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_settle_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_owner text, p_now bigint, p_state text, p_due_at bigint, p_failure_code text, p_failure_details text) IS 'Ends the lease that p_owner holds on a reaction. p_state says how: completed; dead-letter, with a failure; pending with a failure, to run again at p_due_at; pending without one, given back before it was started, so that the attempt does not count. False: p_owner does not hold it any more, and nothing changed. Locks: the reaction.';
 
 CREATE FUNCTION syncpg.sync_wire_bool(p_value boolean) RETURNS bytea
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
@@ -763,28 +1024,45 @@ COMMENT ON TABLE syncpg.sync_push_results IS 'The outcome of every pushed commit
 
 CREATE TABLE syncpg.sync_reactions (
     partition text NOT NULL COLLATE pg_catalog."C",
+    client_id text NOT NULL COLLATE pg_catalog."C",
+    client_commit_id text NOT NULL COLLATE pg_catalog."C",
     reaction_key text NOT NULL COLLATE pg_catalog."C",
+    idempotency_key text NOT NULL COLLATE pg_catalog."C",
+    commit_seq bigint NOT NULL,
     reaction_type text NOT NULL COLLATE pg_catalog."C",
     reaction_version integer NOT NULL,
-    payload jsonb NOT NULL,
-    commit_seq bigint NOT NULL,
-    state text NOT NULL,
+    payload json NOT NULL,
+    state text DEFAULT 'pending'::text NOT NULL,
     attempts integer DEFAULT 0 NOT NULL,
     max_attempts integer NOT NULL,
-    run_at_ms bigint NOT NULL,
+    due_at_ms bigint,
     lease_owner text,
-    lease_expires_at_ms bigint,
-    last_error text,
+    failure_code text,
+    failure_details json,
+    failed_at_ms bigint,
     created_at_ms bigint NOT NULL,
     finished_at_ms bigint,
     CONSTRAINT sync_reactions_attempts_check CHECK ((attempts >= 0)),
-    CONSTRAINT sync_reactions_check CHECK (((state = 'leased'::text) = ((lease_owner IS NOT NULL) AND (lease_expires_at_ms IS NOT NULL)))),
-    CONSTRAINT sync_reactions_check1 CHECK (((state = ANY (ARRAY['completed'::text, 'dead'::text])) = (finished_at_ms IS NOT NULL))),
-    CONSTRAINT sync_reactions_max_attempts_check CHECK ((max_attempts >= 1)),
-    CONSTRAINT sync_reactions_state_check CHECK ((state = ANY (ARRAY['pending'::text, 'leased'::text, 'completed'::text, 'dead'::text])))
+    CONSTRAINT sync_reactions_check CHECK (((state = ANY (ARRAY['pending'::text, 'leased'::text])) = (due_at_ms IS NOT NULL))),
+    CONSTRAINT sync_reactions_check1 CHECK (((state = ANY (ARRAY['completed'::text, 'dead-letter'::text])) = (finished_at_ms IS NOT NULL))),
+    CONSTRAINT sync_reactions_check2 CHECK (((state = 'leased'::text) = (lease_owner IS NOT NULL))),
+    CONSTRAINT sync_reactions_check3 CHECK (((state = 'pending'::text) OR (attempts >= 1))),
+    CONSTRAINT sync_reactions_check4 CHECK (((failure_code IS NULL) = (failed_at_ms IS NULL))),
+    CONSTRAINT sync_reactions_check5 CHECK (((failure_details IS NULL) OR (failure_code IS NOT NULL))),
+    CONSTRAINT sync_reactions_check6 CHECK (((state <> 'dead-letter'::text) OR (NOT (failed_at_ms IS DISTINCT FROM finished_at_ms)))),
+    CONSTRAINT sync_reactions_commit_seq_check CHECK ((commit_seq >= 1)),
+    CONSTRAINT sync_reactions_failure_code_check CHECK (((octet_length(failure_code) >= 1) AND (octet_length(failure_code) <= 128))),
+    CONSTRAINT sync_reactions_failure_details_check CHECK ((octet_length((failure_details)::text) <= 8192)),
+    CONSTRAINT sync_reactions_idempotency_key_check CHECK ((idempotency_key <> ''::text)),
+    CONSTRAINT sync_reactions_max_attempts_check CHECK (((max_attempts >= 1) AND (max_attempts <= 100))),
+    CONSTRAINT sync_reactions_payload_check CHECK ((octet_length((payload)::text) <= 65536)),
+    CONSTRAINT sync_reactions_reaction_key_check CHECK (((octet_length(reaction_key) >= 1) AND (octet_length(reaction_key) <= 256))),
+    CONSTRAINT sync_reactions_reaction_type_check CHECK (((octet_length(reaction_type) >= 1) AND (octet_length(reaction_type) <= 128))),
+    CONSTRAINT sync_reactions_reaction_version_check CHECK ((reaction_version >= 1)),
+    CONSTRAINT sync_reactions_state_check CHECK ((state = ANY (ARRAY['pending'::text, 'leased'::text, 'completed'::text, 'dead-letter'::text])))
 );
 
-COMMENT ON TABLE syncpg.sync_reactions IS 'Durable reactions to accepted commits (§6.9), stored in the commit''s own transaction.';
+COMMENT ON TABLE syncpg.sync_reactions IS 'Durable reactions to accepted commits (§6.9), stored in the commit''s own transaction. due_at_ms is when a pending one is to run and when the lease of a leased one expires; a leased one belongs to the runner with the token lease_owner. finished_at_ms is when it was completed or dead-lettered; failure_code, failure_details and failed_at_ms are of its newest failed attempt.';
 
 CREATE TABLE syncpg.sync_schema_meta (
     partition text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
@@ -880,7 +1158,7 @@ ALTER TABLE ONLY syncpg.sync_push_results
     ADD CONSTRAINT sync_push_results_pkey PRIMARY KEY (partition, client_id, client_commit_id);
 
 ALTER TABLE ONLY syncpg.sync_reactions
-    ADD CONSTRAINT sync_reactions_pkey PRIMARY KEY (partition, reaction_key);
+    ADD CONSTRAINT sync_reactions_pkey PRIMARY KEY (partition, client_id, client_commit_id, reaction_key);
 
 ALTER TABLE ONLY syncpg.sync_schema_meta
     ADD CONSTRAINT sync_schema_meta_pkey PRIMARY KEY (partition);
@@ -896,6 +1174,10 @@ ALTER TABLE ONLY syncpg.sync_writer_fence
 
 CREATE INDEX sync_blob_refs_by_blob ON syncpg.sync_blob_refs USING btree (partition, blob_id, table_name, row_id);
 
+CREATE INDEX sync_reactions_due ON syncpg.sync_reactions USING btree (partition, reaction_type, due_at_ms) WHERE (due_at_ms IS NOT NULL);
+
+CREATE INDEX sync_reactions_finished ON syncpg.sync_reactions USING btree (partition, state, finished_at_ms) WHERE (finished_at_ms IS NOT NULL);
+
 CREATE INDEX sync_tombstones_by_seq ON syncpg.sync_tombstones USING btree (partition, commit_seq);
 
 CREATE TRIGGER sync_commits_writer_fence AFTER INSERT ON syncpg.sync_commits REFERENCING NEW TABLE AS appended FOR EACH STATEMENT EXECUTE FUNCTION syncpg.sync_check_writer_fence();
@@ -906,13 +1188,25 @@ REVOKE ALL ON FUNCTION syncpg.sync_append_commits(p_partition text, p_base_seq b
 
 REVOKE ALL ON FUNCTION syncpg.sync_check_writer_fence() FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION syncpg.sync_claim_reactions(p_partition text, p_types text[], p_owner text, p_now bigint, p_lease_until bigint, p_limit integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_enqueue_reactions(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_commit_seqs bigint[], p_keys text[], p_idempotency_keys text[], p_types text[], p_versions integer[], p_payloads text[], p_max_attempts integer[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_extend_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_owner text, p_lease_until bigint) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION syncpg.sync_find_outcomes(p_partition text, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_list_due_partitions(p_types text[], p_now bigint, p_after text, p_limit integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_list_reactions(p_partition text, p_state text, p_after_ms bigint, p_after_client text, p_after_commit text, p_after_key text, p_limit integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_lock_tables(p_tables text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_open_partition(p_partition text, p_log_epoch text, p_now bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_prefetch_rows(p_partition text, p_tables text[], p_row_ids text[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_prune_reactions(p_partition text, p_completed_before bigint, p_dead_letter_before bigint, p_limit integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_read_pull_gate(p_partition text, p_client_id text, p_subscriptions_digest bytea) FROM PUBLIC;
 
@@ -922,7 +1216,11 @@ REVOKE ALL ON FUNCTION syncpg.sync_record_client(p_partition text, p_client_id t
 
 REVOKE ALL ON FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION syncpg.sync_retry_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_now bigint) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION syncpg.sync_scan_rows(p_partition text, p_tables text[], p_scopes text[], p_pins bigint[], p_firsts integer[], p_afters text[], p_limit integer, p_page_bytes bigint, p_max_bytes bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_settle_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_owner text, p_now bigint, p_state text, p_due_at bigint, p_failure_code text, p_failure_details text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_wire_bool(p_value boolean) FROM PUBLIC;
 
