@@ -2,6 +2,7 @@ package schemaddl
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
@@ -83,7 +84,31 @@ func Check(ctx context.Context, db Querier, s *schema.Schema, o Options) error {
 	if err := checkCatalog(ctx, db, s, o); err != nil {
 		return err
 	}
-	if digest != functionsDigest(functions(s, o.AppSchema)) {
+	if digest != functionsDigest(functionStatements(s, o.AppSchema)) {
+		return ErrFunctionsStale
+	}
+	return checkFunctions(ctx, db, functions(s, o.AppSchema))
+}
+
+const functionsSQL = `
+select count(*)
+  from unnest($1::text[], $2::bytea[]) as f(signature, digest)
+  join pg_catalog.pg_proc as p on p.oid = pg_catalog.to_regprocedure(f.signature)
+ where pg_catalog.sha256(pg_catalog.convert_to(p.prosrc, 'UTF8')) = f.digest`
+
+// checkFunctions compares the functions themselves, which may have changed since
+// their digest was recorded.
+func checkFunctions(ctx context.Context, db Querier, all []function) error {
+	signatures, digests := make([]string, len(all)), make([][]byte, len(all))
+	for i := range all {
+		sum := sha256.Sum256([]byte(all[i].source()))
+		signatures[i], digests[i] = all[i].signature, sum[:]
+	}
+	var same int
+	if err := db.QueryRow(ctx, functionsSQL, signatures, digests).Scan(&same); err != nil {
+		return fmt.Errorf("reading the generated functions: %w", err)
+	}
+	if same < len(all) {
 		return ErrFunctionsStale
 	}
 	return nil

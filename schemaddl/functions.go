@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/syncpg/syncpg/schema"
@@ -28,15 +27,44 @@ func probe(table, columns, rowID string) string {
 		"         order by x._sync_row_id limit 1", columns, table, rowID)
 }
 
-// functions returns the statements that create or replace the generated
-// functions, with their comments and grants.
-func functions(s *schema.Schema, appSchema string) []string {
-	statements := slices.Concat(prefetchRows(s, appSchema), lockTables(s, appSchema), scanRows(s, appSchema))
+// function is a generated function.
+type function struct {
+	signature string // qualified name and types of the parameters
+	header    string // create or replace function … as
+	body      string
+	comment   string
+}
+
+// source returns the text of the function as the catalog holds it.
+func (f *function) source() string { return "\n" + f.body }
+
+// statements returns what creates or replaces the function, with its comment and
+// grants.
+func (f *function) statements() []string {
+	return []string{
+		f.header + dollarQuote(f.body),
+		fmt.Sprintf("comment on function %s is %s", f.signature, quoteLiteral(f.comment)),
+		fmt.Sprintf("revoke execute on function %s from public", f.signature),
+	}
+}
+
+// functions returns the generated functions of a schema.
+func functions(s *schema.Schema, appSchema string) []function {
+	all := []function{prefetchRows(s, appSchema), lockTables(s, appSchema), scanRows(s, appSchema)}
 	for _, t := range s.Tables {
-		statements = slices.Concat(statements, findRows(t, appSchema), writeRows(t, appSchema))
+		all = append(all, findRows(t, appSchema), writeRows(t, appSchema))
 		if t.Materialize {
-			statements = append(statements, encodeRow(t, appSchema)...)
+			all = append(all, encodeRow(t, appSchema))
 		}
+	}
+	return all
+}
+
+// functionStatements returns the statements of all generated functions.
+func functionStatements(s *schema.Schema, appSchema string) []string {
+	var statements []string
+	for _, f := range functions(s, appSchema) {
+		statements = append(statements, f.statements()...)
 	}
 	return statements
 }
@@ -48,15 +76,7 @@ func functionsDigest(statements []string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// closing returns the comment and the grants of a generated function.
-func closing(signature, comment string) []string {
-	return []string{
-		fmt.Sprintf("comment on function %s is %s", signature, quoteLiteral(comment)),
-		fmt.Sprintf("revoke execute on function %s from public", signature),
-	}
-}
-
-func prefetchRows(s *schema.Schema, appSchema string) []string {
+func prefetchRows(s *schema.Schema, appSchema string) function {
 	const signature = "syncpg.sync_prefetch_rows(text, text[], text[])"
 	const header = "create or replace function syncpg.sync_prefetch_rows(p_partition text, p_tables text[], p_row_ids text[])\n" +
 		"returns table (ord integer, server_version bigint, payload bytea, column_versions bigint[])\n" +
@@ -77,11 +97,13 @@ func prefetchRows(s *schema.Schema, appSchema string) []string {
 `, quoteLiteral(t.Name), row)
 	}
 	b.WriteString("end\n")
-	return append([]string{header + dollarQuote(b.String())}, closing(signature,
-		"The current rows named by (p_tables[i], p_row_ids[i]); ord is i. Generated from the installed schema. Takes no locks.")...)
+	return function{
+		signature: signature, header: header, body: b.String(),
+		comment: "The current rows named by (p_tables[i], p_row_ids[i]); ord is i. Generated from the installed schema. Takes no locks.",
+	}
 }
 
-func lockTables(s *schema.Schema, appSchema string) []string {
+func lockTables(s *schema.Schema, appSchema string) function {
 	const signature = "syncpg.sync_lock_tables(text[])"
 	const header = "create or replace function syncpg.sync_lock_tables(p_tables text[])\n" +
 		"returns text[]\n" +
@@ -99,14 +121,16 @@ func lockTables(s *schema.Schema, appSchema string) []string {
 `, name, table, quoteLiteral(table))
 	}
 	b.WriteString("  return v_single;\nend\n")
-	return append([]string{header + dollarQuote(b.String())}, closing(signature,
-		"Returns those of the app tables named in p_tables whose operations need a statement each (sync_writes_singly); the answer holds until the transaction ends. Generated from the installed schema. Locks: the tables named, ROW EXCLUSIVE.")...)
+	return function{
+		signature: signature, header: header, body: b.String(),
+		comment: "Returns those of the app tables named in p_tables whose operations need a statement each (sync_writes_singly); the answer holds until the transaction ends. Generated from the installed schema. Locks: the tables named, ROW EXCLUSIVE.",
+	}
 }
 
 // kindParameter names the parameter array of a kind, with its type.
 var kindParameter = [kinds]string{"p_texts", "p_integers", "p_floats", "p_booleans", "p_bytes"}
 
-func writeRows(t *schema.Table, appSchema string) []string {
+func writeRows(t *schema.Table, appSchema string) function {
 	name := functionName(writeRowsPrefix, t)
 	table := QuoteIdent(appSchema) + "." + QuoteIdent(t.Name)
 	signature := name + "(text, text[], text[], bigint[], bytea[], text[], text[], bigint[], double precision[], boolean[], bytea[])"
@@ -181,12 +205,14 @@ end
 `, table,
 		strings.Join(columns, ", "), strings.Join(values, ",\n           "), strings.Join(updates, ",\n      "),
 		quoteLiteral(remove), find)
-	return append([]string{header + dollarQuote(body)}, closing(signature,
-		"Writes rows of the table: deletes p_deleted, then inserts or replaces the others in array order; app columns come flattened by kind. SQLSTATE 23000 when a trigger kept a row from that. Generated from the installed schema. The caller holds the partition lock; locks the rows it writes.")...)
+	return function{
+		signature: signature, header: header, body: body,
+		comment: "Writes rows of the table: deletes p_deleted, then inserts or replaces the others in array order; app columns come flattened by kind. SQLSTATE 23000 when a trigger kept a row from that. Generated from the installed schema. The caller holds the partition lock; locks the rows it writes.",
+	}
 }
 
 // findRows generates the function that says where rows are, for deleting them.
-func findRows(t *schema.Table, appSchema string) []string {
+func findRows(t *schema.Table, appSchema string) function {
 	name := functionName(findRowsPrefix, t)
 	header := fmt.Sprintf(`create or replace function %s(p_partition text, p_row_ids text[])
 returns table (found_in oid, found_at tid)
@@ -203,13 +229,15 @@ set plan_cache_mode = force_generic_plan
     ) as r;
 end
 `, useVariable, probe(QuoteIdent(appSchema)+"."+QuoteIdent(t.Name), "x.tableoid, x.ctid", "k.row_id"))
-	return append([]string{header + dollarQuote(body)}, closing(name+"(text, text[])",
-		"Where the rows named are now: table and position. Generated from the installed schema. Takes no locks.")...)
+	return function{
+		signature: name+"(text, text[])", header: header, body: body,
+		comment: "Where the rows named are now: table and position. Generated from the installed schema. Takes no locks.",
+	}
 }
 
 // encodeRow generates the function that renders a row of the table as the bytes
 // clients read (§2.4).
-func encodeRow(t *schema.Table, appSchema string) []string {
+func encodeRow(t *schema.Table, appSchema string) function {
 	name := functionName(encodePrefix, t)
 	table := QuoteIdent(appSchema) + "." + QuoteIdent(t.Name)
 	signature := name + "(" + table + ")"
@@ -227,8 +255,10 @@ set search_path = pg_catalog, pg_temp
 as `, name, table)
 	body := fmt.Sprintf("select syncpg.sync_wire_null_bitmap(array[%s])\n    || %s\n",
 		strings.Join(nulls, ", "), strings.Join(parts, "\n    || "))
-	return append([]string{header + dollarQuote(body)}, closing(signature,
-		"The row as the wire bytes of the full-row codec, from its typed columns. Generated from the installed schema. Takes no locks.")...)
+	return function{
+		signature: signature, header: header, body: body,
+		comment: "The row as the wire bytes of the full-row codec, from its typed columns. Generated from the installed schema. Takes no locks.",
+	}
 }
 
 func wireExpression(t ssp2.ColumnType, dbType, column string) string {

@@ -35,7 +35,8 @@ func (o Options) withDefaults() Options {
 var ErrNotInstalled = errors.New("no schema is installed in this database: run `syncpg schema apply`")
 
 // ErrFunctionsStale says that the generated functions in the database are not
-// those this program generates.
+// those this program generates: another build made them, or migrations that went
+// down and up again have put the bodies back that they had before a schema.
 var ErrFunctionsStale = errors.New("the generated functions are of another build of syncpg: run `syncpg schema apply`")
 
 // VersionError says that the database has another schema version installed.
@@ -76,7 +77,7 @@ func Plan(s *schema.Schema, o Options) ([]string, error) {
 	for _, x := range indexes {
 		statements = append(statements, x.create(o.AppSchema))
 	}
-	return append(statements, functions(s, o.AppSchema)...), nil
+	return append(statements, functionStatements(s, o.AppSchema)...), nil
 }
 
 // The advisory lock that serializes installers: a class of our own, so that it
@@ -148,14 +149,14 @@ func install(ctx context.Context, tx pgx.Tx, s *schema.Schema, o Options) error 
 		return fmt.Errorf("encoding the index signatures: %w", err)
 	}
 	if _, err := tx.Exec(ctx, insertSQL, s.Version, string(s.Layout()), encoded,
-		functionsDigest(functions(s, o.AppSchema)), o.Now.UnixMilli()); err != nil {
+		functionsDigest(functionStatements(s, o.AppSchema)), o.Now.UnixMilli()); err != nil {
 		return fmt.Errorf("recording schema version %d: %w", s.Version, err)
 	}
 	return nil
 }
 
 func refresh(ctx context.Context, tx pgx.Tx, s *schema.Schema, o Options) error {
-	statements := functions(s, o.AppSchema)
+	statements := functionStatements(s, o.AppSchema)
 	if err := run(ctx, tx, statements); err != nil {
 		return fmt.Errorf("replacing the generated functions: %w", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/syncpg/syncpg/internal/pgtest"
+	"github.com/syncpg/syncpg/migrations"
 	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/schema/sample"
 	"github.com/syncpg/syncpg/schemaddl"
@@ -269,4 +270,30 @@ func TestAWideTableCanBeInstalled(t *testing.T) {
 	_, err := pool.Exec(t.Context(), schemaddl.WriteRowsSQL(s.Tables[0]), "p", []string{}, []string{"r1"}, []int64{1}, [][]byte{{1}}, []*string{nil},
 		[]string{"r1", "t1"}, make([]*int64, 1200), []float64{}, []bool{}, [][]byte{})
 	require.NoError(t, err)
+}
+
+// TestMigrationsAppliedAnew: a migration that goes down and up again leaves the
+// functions it made without the bodies generated for the schema; serving with those
+// would take every row for absent.
+func TestMigrationsAppliedAnew(t *testing.T) {
+	t.Parallel()
+	for down := 1; down < 4; down++ {
+		t.Run(fmt.Sprint("down to ", down), func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t, pgtest.Options{})
+			s := parse(t, oneTable(1, "a", "", ""))
+			require.NoError(t, install(t, db.Pool, s, schemaddl.Options{}))
+			conn, err := pgx.Connect(t.Context(), db.DSN)
+			require.NoError(t, err)
+			defer func() { _ = conn.Close(context.WithoutCancel(t.Context())) }()
+			m, err := migrations.New(conn, migrations.Options{})
+			require.NoError(t, err)
+			require.NoError(t, m.Down(t.Context(), down))
+			require.NoError(t, m.Up(t.Context()))
+
+			require.ErrorIs(t, schemaddl.Check(t.Context(), db.Pool, s, schemaddl.Options{}), schemaddl.ErrFunctionsStale)
+			require.NoError(t, install(t, db.Pool, s, schemaddl.Options{}))
+			require.NoError(t, schemaddl.Check(t.Context(), db.Pool, s, schemaddl.Options{}))
+		})
+	}
 }

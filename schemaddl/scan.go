@@ -13,8 +13,8 @@ import (
 const scanning = "set plan_cache_mode = force_generic_plan\nset jit = off\n" + probing +
 	"set enable_bitmapscan = off\nset enable_sort = off\n"
 
-// scanRows returns the statements for sync_scan_rows, which reads one bootstrap
-// page (§4.7) of each of many subscriptions.
+// scanRows generates sync_scan_rows, which reads one bootstrap page (§4.7) of each
+// of many subscriptions.
 //
 // A page is read value by value of the driving variable, the first effective one
 // in sorted order, and by row id within a value: that is the order of the scope
@@ -22,7 +22,7 @@ const scanning = "set plan_cache_mode = force_generic_plan\nset jit = off\n" + p
 // comparison of rows and the ORDER BY over both columns leave that index as the
 // only one that gives the order; with an equality on the scope column the primary
 // key would give it too, and a plan made for it would read the whole partition.
-func scanRows(s *schema.Schema, appSchema string) []string {
+func scanRows(s *schema.Schema, appSchema string) function {
 	const signature = "syncpg.sync_scan_rows(text, text[], text[], bigint[], integer[], text[], integer, bigint, bigint)"
 	const header = `create or replace function syncpg.sync_scan_rows(
   p_partition text, p_tables text[], p_scopes text[], p_pins bigint[], p_firsts integer[], p_afters text[],
@@ -87,8 +87,10 @@ begin
   end loop;
 end
 `)
-	return append([]string{header + dollarQuote(b.String())}, closing(signature,
-		"One bootstrap page (§4.7) of each subscription i: rows of p_tables[i] that match every variable of p_scopes[i] (a JSON object of variable to values, neither empty; SQLSTATE SY005), in the order of the values of its first variable, then of row ids. It begins after row p_afters[i] of value p_firsts[i], counted from 1; from the start when p_pins[i] is outside horizon and newest commit. It ends before it would hold over p_limit rows, or after the row that makes its payloads reach p_page_bytes. No page is begun after p_max_bytes. Each ends with a row whose row_id is NULL; its value_ord is NULL when nothing follows. Generated from the installed schema. Takes no locks.")...)
+	return function{
+		signature: signature, header: header, body: b.String(),
+		comment: "One bootstrap page (§4.7) of each subscription i: rows of p_tables[i] that match every variable of p_scopes[i] (a JSON object of variable to values, neither empty; SQLSTATE SY005), in the order of the values of its first variable, then of row ids. It begins after row p_afters[i] of value p_firsts[i], counted from 1; from the start when p_pins[i] is outside horizon and newest commit. It ends before it would hold over p_limit rows, or after the row that makes its payloads reach p_page_bytes. No page is begun after p_max_bytes. Each ends with a row whose row_id is NULL; its value_ord is NULL when nothing follows. Generated from the installed schema. Takes no locks.",
+	}
 }
 
 // scanTable writes the branch of one table: the values of each of its variables as
