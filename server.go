@@ -67,7 +67,7 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 	epochs := gate.New(pool, cfg.Clock)
 	var err error
 	if s.push, err = pushsvc.New(pool, pushsvc.Config{
-		Schema: cfg.Schema, AppSchema: cfg.AppSchema, Clock: cfg.Clock, Gate: epochs, Logger: cfg.Logger,
+		Schema: cfg.Schema, Clock: cfg.Clock, Gate: epochs, Logger: cfg.Logger,
 		MaxOperations: cfg.MaxOperations,
 	}); err != nil {
 		return nil, err

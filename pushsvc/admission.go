@@ -19,8 +19,61 @@ import (
 // errPartitionGone says that the partition was there on entry and is not any more.
 var errPartitionGone = errors.New("the partition is not registered")
 
-// commit is one distinct commit of the request.
+// errPanicked is all a caller learns of a panic; the log has the rest.
+var errPanicked = errors.New("the push panicked")
+
+// request is a Request on its way.
+type request struct {
+	Request
+	ctx        context.Context //nolint:containedctx // of the caller, whom the transaction outlives
+	operations int
+	done       chan struct{} // closed when resp or err is final
+	answered   bool
+
+	// Of the present attempt.
+	commits []*commit // distinct and storable, in request order
+	byID    map[string]*commit
+	actor   string // owner of the client, "" when it is new
+	resp    *Response
+	err     error
+}
+
+func newRequest(ctx context.Context, req Request) *request {
+	r := &request{Request: req, ctx: ctx, done: make(chan struct{})}
+	for i := range req.Commits {
+		r.operations += len(req.Commits[i].Operations)
+	}
+	return r
+}
+
+// begin prepares the request for another attempt.
+func (r *request) begin() {
+	r.commits, r.byID = nil, make(map[string]*commit, len(r.Commits))
+	r.resp, r.err = nil, nil
+	for i := range r.Commits {
+		c := &r.Commits[i]
+		if r.byID[c.ClientCommitID] != nil {
+			continue // answered like a replay (§6.3)
+		}
+		entry := &commit{req: r, id: c.ClientCommitID, ops: c.Operations}
+		r.byID[c.ClientCommitID] = entry
+		if !gate.StorableID(c.ClientCommitID) {
+			// Depends on nothing but the bytes, so it needs no record to be the
+			// same on every replay.
+			entry.outcome = rejection(opError(0, ssp2.CodeInvalidRequest,
+				fmt.Sprintf("a commit id has 1 to %d bytes and no U+0000", gate.MaxIDBytes)))
+			continue
+		}
+		r.commits = append(r.commits, entry)
+	}
+}
+
+// refused says that the request has its answer already.
+func (r *request) refused() bool { return r.resp != nil || r.err != nil }
+
+// commit is one distinct commit of a request.
 type commit struct {
+	req *request
 	id  string
 	ops []ssp2.Operation
 
@@ -35,52 +88,39 @@ type admitted struct {
 	epoch   gate.Epoch
 	version int32 // installed schema version
 	pending string
-	actor   string // owner of the client, "" when it is new
 	// single marks the tables, by index, of which every operation needs a statement
 	// of its own; nil when there are none.
 	single []bool
 }
 
-// transaction is one attempt to push a request.
+// transaction is one attempt to push requests of distinct clients of a partition.
 type transaction struct {
-	s       *Service
-	conn    *pgxpool.Conn
-	session pgtx.Session
-	req     *Request
-	now     int64
+	s         *Service
+	conn      *pgxpool.Conn
+	session   pgtx.Session
+	partition string
+	requests  []*request
+	now       int64
 
-	commits  []*commit // distinct and storable, in request order
-	byID     map[string]*commit
+	commits  []*commit // of all requests, in order
 	admitted admitted
 	state    *candidate
 
 	lastSeq   int64     // newest seq so far
-	bound     bool      // the client record is written
+	bound     bool      // the client records are written
 	rejected  []*commit // not recorded yet
 	aborted   bool      // a statement failed after the savepoint was set
 	committed bool
 }
 
-func newTransaction(s *Service, conn *pgxpool.Conn, req *Request) *transaction {
+func newTransaction(s *Service, conn *pgxpool.Conn, partition string, requests []*request) *transaction {
 	t := &transaction{
-		s: s, conn: conn, session: pgtx.On(conn.Conn()), req: req, now: s.clock().UnixMilli(),
-		byID: make(map[string]*commit, len(req.Commits)), state: newCandidate(),
+		s: s, conn: conn, session: pgtx.On(conn.Conn()), partition: partition, requests: requests,
+		now: s.clock().UnixMilli(), state: newCandidate(),
 	}
-	for i := range req.Commits {
-		c := &req.Commits[i]
-		if t.byID[c.ClientCommitID] != nil {
-			continue // answered like a replay (§6.3)
-		}
-		entry := &commit{id: c.ClientCommitID, ops: c.Operations}
-		t.byID[c.ClientCommitID] = entry
-		if !gate.StorableID(c.ClientCommitID) {
-			// Depends on nothing but the bytes, so it needs no record to be the
-			// same on every replay.
-			entry.outcome = rejection(opError(0, ssp2.CodeInvalidRequest,
-				fmt.Sprintf("a commit id has 1 to %d bytes and no U+0000", gate.MaxIDBytes)))
-			continue
-		}
-		t.commits = append(t.commits, entry)
+	for _, r := range requests {
+		r.begin()
+		t.commits = append(t.commits, r.commits...)
 	}
 	return t
 }
@@ -88,29 +128,33 @@ func newTransaction(s *Service, conn *pgxpool.Conn, req *Request) *transaction {
 // admit begins the transaction and reads what the commits need: one round trip.
 func (t *transaction) admit(ctx context.Context) error {
 	params := db.PushAdmitParams{
-		Partition: t.req.Partition, Now: t.now,
-		ClientIds:     []string{t.req.ClientID},
-		CommitClients: make([]int32, len(t.commits)), CommitIds: make([]string, len(t.commits)),
+		Partition: t.partition, Now: t.now,
+		ClientIds:     make([]string, len(t.requests)),
+		CommitClients: make([]int32, 0, len(t.commits)), CommitIds: make([]string, 0, len(t.commits)),
 		Tables: []string{}, RowIds: []string{},
 	}
 	var keys []rowKey
 	named := map[rowKey]bool{}
 	written := make([]bool, len(t.s.schema.Tables))
-	for i, c := range t.commits {
-		params.CommitClients[i], params.CommitIds[i] = 1, c.id
-		for j := range c.ops {
-			op := &c.ops[j]
-			table, ok := t.s.schema.Table(op.Table)
-			if !ok || strings.IndexByte(op.RowID, 0) >= 0 {
-				continue // cannot be stored, so there is nothing to read
-			}
-			written[table.Index] = true
-			key := rowKey{table.Index, op.RowID}
-			if !named[key] {
-				named[key] = true
-				keys = append(keys, key)
-				params.Tables = append(params.Tables, op.Table)
-				params.RowIds = append(params.RowIds, op.RowID)
+	for i, r := range t.requests {
+		params.ClientIds[i] = r.ClientID
+		for _, c := range r.commits {
+			params.CommitClients = append(params.CommitClients, int32(i+1))
+			params.CommitIds = append(params.CommitIds, c.id)
+			for j := range c.ops {
+				op := &c.ops[j]
+				table, ok := t.s.schema.Table(op.Table)
+				if !ok || strings.IndexByte(op.RowID, 0) >= 0 {
+					continue // cannot be stored, so there is nothing to read
+				}
+				written[table.Index] = true
+				key := rowKey{table.Index, op.RowID}
+				if !named[key] {
+					named[key] = true
+					keys = append(keys, key)
+					params.Tables = append(params.Tables, op.Table)
+					params.RowIds = append(params.RowIds, op.RowID)
+				}
 			}
 		}
 	}
@@ -161,16 +205,18 @@ func (t *transaction) prepare(ctx context.Context, written []bool) error {
 // read takes over what admission returned.
 func (t *transaction) read(row *db.PushAdmitRow, keys []rowKey) error {
 	if row.LogEpoch == "" {
-		t.s.gate.Forget(t.req.Partition)
+		t.s.gate.Forget(t.partition)
 		return errPartitionGone
 	}
 	t.admitted = admitted{
 		locked: row.Locked, epoch: gate.Epoch{LogEpoch: row.LogEpoch, Required: row.EpochRequired},
 		version: row.SchemaVersion, pending: row.PendingProjection,
-		actor: row.ClientActors[0],
+	}
+	for i, r := range t.requests {
+		r.actor = row.ClientActors[i]
 	}
 	t.lastSeq = row.MaxCommitSeq
-	t.s.gate.Note(t.req.Partition, t.admitted.epoch)
+	t.s.gate.Note(t.partition, t.admitted.epoch)
 	for _, name := range row.SingleTables {
 		if table, ok := t.s.schema.Table(name); ok {
 			if t.admitted.single == nil {
@@ -197,17 +243,22 @@ func (t *transaction) read(row *db.PushAdmitRow, keys []rowKey) error {
 	return nil
 }
 
-// checkGate applies the serve gate as it was read under the lock. reset says that
-// the epoch moved since entry.
-func (t *transaction) checkGate() (reset bool, err error) {
-	reset, err = gate.Decide(t.req.WireVersion, t.req.LogEpoch, t.admitted.epoch)
-	if err != nil || reset {
-		return reset, err
+// checkGate applies the serve gate as it was read under the lock, and answers the
+// requests that it refuses.
+func (t *transaction) checkGate() {
+	for _, r := range t.requests {
+		reset, err := gate.Decide(r.WireVersion, r.LogEpoch, t.admitted.epoch)
+		switch {
+		case err != nil:
+			r.err = err
+		case reset: // the epoch moved since entry
+			r.resp = &Response{Reset: true, LogEpoch: t.admitted.epoch.LogEpoch}
+		case r.actor != "" && r.actor != r.Actor:
+			r.err = ssp2.Errorf(ssp2.CodeInvalidClientID, "this client id belongs to another actor")
+		default:
+			r.err = gate.Ready(t.s.schema.Version, t.admitted.version, t.admitted.pending)
+		}
 	}
-	if t.admitted.actor != "" && t.admitted.actor != t.req.Actor {
-		return false, ssp2.Errorf(ssp2.CodeInvalidClientID, "this client id belongs to another actor")
-	}
-	return false, gate.Ready(t.s.schema.Version, t.admitted.version, t.admitted.pending)
 }
 
 // parseVersions reads column versions from their array literal; "" is none.

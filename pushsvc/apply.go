@@ -24,7 +24,7 @@ type appliedCommit struct {
 func (t *transaction) apply(ctx context.Context) error {
 	var pending []*commit
 	for _, c := range t.commits {
-		if c.outcome == nil {
+		if c.outcome == nil && !c.req.refused() {
 			pending = append(pending, c)
 		}
 	}
@@ -81,6 +81,9 @@ func (t *transaction) plan(commits []*commit) (*planned, error) {
 	p := &planned{}
 	seq := t.lastSeq
 	for _, c := range commits {
+		if c.req.refused() {
+			continue
+		}
 		changes, err := t.stage(c)
 		if r := (*refusal)(nil); errors.As(err, &r) {
 			c.outcome = rejection(r.result)
@@ -88,7 +91,9 @@ func (t *transaction) plan(commits []*commit) (*planned, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("applying a commit: %w", err)
+			// Not the fault of those that share the transaction.
+			c.req.err = fmt.Errorf("applying a commit: %w", err)
+			continue
 		}
 		seq++
 		c.outcome = appliedOutcome(seq, len(c.ops))

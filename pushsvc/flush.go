@@ -162,22 +162,26 @@ func (f *flush) queueAdmit(p *db.PushAdmitParams) {
 func (t *transaction) queueOutcomes(f *flush, commits []*commit) error {
 	n := len(commits)
 	p := db.PushRecordOutcomesParams{
-		Partition: t.req.Partition, Now: t.now,
+		Partition: t.partition, Now: t.now,
 		ClientIds: make([]string, n), CommitIds: make([]string, n), Statuses: make([]int16, n), CommitSeqs: make([]int64, n),
 		Results: make([][]byte, n), Details: make([]string, n), OutcomeIds: make([]pgtype.UUID, n),
 		NewClients: []string{}, NewActors: []string{},
 	}
 	for i, c := range commits {
 		var err error
-		p.ClientIds[i], p.CommitIds[i] = t.req.ClientID, c.id
+		p.ClientIds[i], p.CommitIds[i] = c.req.ClientID, c.id
 		p.Statuses[i], p.CommitSeqs[i] = int16(c.outcome.status), c.outcome.seq
 		if p.Results[i], p.Details[i], err = c.outcome.encode(); err != nil {
 			return err
 		}
 		p.OutcomeIds[i] = newOutcomeID()
 	}
-	if t.admitted.actor == "" && !t.bound {
-		p.NewClients, p.NewActors = []string{t.req.ClientID}, []string{t.req.Actor}
+	if !t.bound {
+		for _, r := range t.requests {
+			if r.actor == "" && !r.refused() {
+				p.NewClients, p.NewActors = append(p.NewClients, r.ClientID), append(p.NewActors, r.Actor)
+			}
+		}
 	}
 	f.add(statement{what: "recording outcomes", outcomes: true}, pushRecordOutcomes, p.Partition, p.Now, p.ClientIds, p.CommitIds, p.Statuses,
 		p.CommitSeqs, p.Results, p.Details, p.OutcomeIds, p.NewClients, p.NewActors)
@@ -191,7 +195,7 @@ func (t *transaction) queueAppend(f *flush, commits []appliedCommit) {
 		total += len(commits[i].changes)
 	}
 	p := db.PushAppendParams{
-		Partition: t.req.Partition, BaseSeq: t.lastSeq, Now: t.now, WriterVersion: t.s.schema.Version,
+		Partition: t.partition, BaseSeq: t.lastSeq, Now: t.now, WriterVersion: t.s.schema.Version,
 		ClientIds: make([]string, n), CommitIds: make([]string, n), ActorIds: make([]string, n), ChangeCounts: make([]int32, n),
 		ChangeCommits: make([]int32, total), ChangeIndexes: make([]int32, total), ChangeTables: make([]string, total),
 		ChangeRows: make([]string, total), ChangeOps: make([]int16, total), ChangeVersions: make([]int64, total),
@@ -210,7 +214,7 @@ func (t *transaction) queueAppend(f *flush, commits []appliedCommit) {
 	k := 0
 	for i := range commits {
 		c := &commits[i]
-		p.ClientIds[i], p.CommitIds[i], p.ActorIds[i], p.ChangeCounts[i] = t.req.ClientID, c.id, t.req.Actor, int32(len(c.changes))
+		p.ClientIds[i], p.CommitIds[i], p.ActorIds[i], p.ChangeCounts[i] = c.req.ClientID, c.id, c.req.Actor, int32(len(c.changes))
 		for j := range c.changes {
 			ch := &c.changes[j]
 			p.ChangeCommits[k], p.ChangeIndexes[k] = int32(i+1), int32(j)

@@ -360,8 +360,8 @@ func TestConstraintAddedBetweenPushes(t *testing.T) {
 func TestAppSchema(t *testing.T) {
 	t.Parallel()
 	const appSchema = `The "App"`
-	b := setup(t, func(o *pgtest.Options, c *pushsvc.Config) {
-		o.TemplateKey, c.AppSchema = "pushsvc app schema", appSchema
+	b := setup(t, func(o *pgtest.Options, _ *pushsvc.Config) {
+		o.TemplateKey = "pushsvc app schema"
 		o.Setup = func(ctx context.Context, conn *pgx.Conn) error {
 			return schemaddl.Install(ctx, conn, testSchema(t), schemaddl.Options{AppSchema: appSchema})
 		}

@@ -27,8 +27,35 @@ type refusal struct{ result ssp2.OpResult }
 
 func (r *refusal) Error() string { return r.result.Code + ": " + r.result.Message }
 
-func refuse(op int, code ssp2.Code, message string) error {
-	return &refusal{opError(op, code, message)}
+// operation is one operation on its way through the rules.
+type operation struct {
+	*ssp2.Operation
+	commit *commit
+	index  int
+	table  *schema.Table
+	key    rowKey
+	stored *rowState // as the operations before it left it
+	in     *incoming // of an upsert
+}
+
+func (o *operation) refuse(code ssp2.Code, message string) error {
+	return &refusal{opError(o.index, code, message)}
+}
+
+func (o *operation) forbidden() error {
+	return o.refuse(ssp2.CodeForbidden, "the actor may not write this row")
+}
+
+func (o *operation) conflict(columns ssp2.Bitmap, message string) error {
+	return &refusal{ssp2.OpResult{
+		OpIndex: int32(o.index), Status: ssp2.OpConflict, Code: string(ssp2.CodeVersionConflict), Message: message,
+		ServerVersion: o.stored.version, ServerRow: o.stored.payload, ConflictColumns: columns,
+	}}
+}
+
+// change is the change an upsert leads to.
+func (o *operation) change(row *rowState) *change {
+	return &change{opIndex: o.index, table: o.table, key: o.key, op: ssp2.OpUpsert, row: row, scopes: row.scopes}
 }
 
 // stage runs the operations of a commit over the candidate state and returns its
@@ -58,41 +85,38 @@ func (t *transaction) stage(c *commit) ([]change, error) {
 // stageOperation decides one operation: nil for a delete of an absent row, which
 // is applied and changes nothing (§6.2).
 func (t *transaction) stageOperation(c *commit, i int) (*change, error) {
-	op := &c.ops[i]
-	table, ok := t.s.schema.Table(op.Table)
-	if !ok {
-		return nil, refuse(i, ssp2.CodeUnknownTable, "the schema has no such table")
+	o := &operation{Operation: &c.ops[i], commit: c, index: i}
+	var ok bool
+	if o.table, ok = t.s.schema.Table(o.Table); !ok {
+		return nil, o.refuse(ssp2.CodeUnknownTable, "the schema has no such table")
 	}
-	key := rowKey{table.Index, op.RowID}
-	stored := t.state.get(key)
-	if stored.exists() {
-		if err := stored.decode(table); err != nil {
+	o.key = rowKey{o.table.Index, o.RowID}
+	o.stored = t.state.get(o.key)
+	if o.stored.exists() {
+		if err := o.stored.decode(o.table); err != nil {
 			return nil, err
 		}
 	}
-	if op.Op == ssp2.OpDelete {
-		return t.stageDelete(i, table, key, stored)
+	if o.Op == ssp2.OpDelete {
+		return o.remove()
 	}
-	in, err := t.decodePayload(i, table, op)
-	if err != nil {
+	if err := o.decodePayload(); err != nil {
 		return nil, err
 	}
-	if stored.exists() {
-		return t.stageUpdate(i, table, key, stored, op, in)
+	if o.stored.exists() {
+		return o.update()
 	}
-	// A commit may bring back what it deleted itself.
-	deleted := stored.deletedBy != nil && stored.deletedBy != c
-	return t.stageInsert(i, table, key, deleted, op, in)
+	return o.insert()
 }
 
-func (t *transaction) stageDelete(i int, table *schema.Table, key rowKey, stored *rowState) (*change, error) {
-	if !stored.exists() {
+func (o *operation) remove() (*change, error) {
+	if !o.stored.exists() {
 		return nil, nil
 	}
-	if !t.permits(stored.scopes) {
-		return nil, forbidden(i)
+	if !o.permits(o.stored.scopes) {
+		return nil, o.forbidden()
 	}
-	return &change{opIndex: i, table: table, key: key, op: ssp2.OpDelete, scopes: stored.scopes}, nil
+	return &change{opIndex: o.index, table: o.table, key: o.key, op: ssp2.OpDelete, scopes: o.stored.scopes}, nil
 }
 
 // incoming is a decoded push payload.
@@ -121,44 +145,46 @@ func (in *incoming) writtenAfter(base int64, table *schema.Table, stored *rowSta
 	return columns
 }
 
-func (t *transaction) sparse() bool { return t.req.WireVersion >= ssp2.WireV3 }
+func (r *request) sparse() bool { return r.WireVersion >= ssp2.WireV3 }
 
 // decodePayload reads the payload of an upsert and checks what it must satisfy on
 // its own: the codec, and the key being the row id.
-func (t *transaction) decodePayload(i int, table *schema.Table, op *ssp2.Operation) (*incoming, error) {
-	in := &incoming{payload: op.Payload}
+func (o *operation) decodePayload() error {
+	in := &incoming{payload: o.Payload}
 	var err error
-	if t.sparse() {
-		in.values, in.present, err = ssp2.DecodeSparseRow(table.Wire, table.PrimaryKey, op.Payload, nil)
+	if o.commit.req.sparse() {
+		in.values, in.present, err = ssp2.DecodeSparseRow(o.table.Wire, o.table.PrimaryKey, o.Payload, nil)
 	} else {
-		in.values, err = ssp2.DecodeRow(table.Wire, op.Payload, nil)
+		in.values, err = ssp2.DecodeRow(o.table.Wire, o.Payload, nil)
 	}
 	if err != nil {
 		message := "the payload does not decode"
 		if perr := (*ssp2.Error)(nil); errors.As(err, &perr) {
 			message = perr.Message
 		}
-		return nil, refuse(i, ssp2.CodeInvalidRequest, message)
+		return o.refuse(ssp2.CodeInvalidRequest, message)
 	}
-	id, ok := table.RowID(in.values)
-	if !ok || id != op.RowID {
-		return nil, refuse(i, ssp2.CodeInvalidRequest, "the primary key in the payload is not the row id")
+	id, ok := o.table.RowID(in.values)
+	if !ok || id != o.RowID {
+		return o.refuse(ssp2.CodeInvalidRequest, "the primary key in the payload is not the row id")
 	}
-	return in, nil
+	o.in = in
+	return nil
 }
 
-// stageUpdate decides an upsert of an existing row (§6.2, SEMANTICS §1).
-func (t *transaction) stageUpdate(i int, table *schema.Table, key rowKey, stored *rowState, op *ssp2.Operation, in *incoming) (*change, error) {
-	if !t.permits(stored.scopes) {
-		return nil, forbidden(i)
+// update decides an upsert of an existing row (§6.2, SEMANTICS §1).
+func (o *operation) update() (*change, error) {
+	stored, in, table := o.stored, o.in, o.table
+	if !o.permits(stored.scopes) {
+		return nil, o.forbidden()
 	}
-	if t.sparse() {
-		if err := checkSparseUpdate(i, table, stored, op, in); err != nil {
+	if o.commit.req.sparse() {
+		if err := o.checkSparseUpdate(); err != nil {
 			return nil, err
 		}
-	} else if op.BaseVersion != nil && *op.BaseVersion != stored.version {
+	} else if o.BaseVersion != nil && *o.BaseVersion != stored.version {
 		// The row conflicts as a whole, which a replay in wire version 3 tells.
-		return nil, conflict(i, stored, in.writtenAfter(0, table, stored), "the row is not at the base version")
+		return nil, o.conflict(in.writtenAfter(0, table, stored), "the row is not at the base version")
 	}
 
 	// Scope columns stay what they were (§3.4 rule 5); so do absent ones.
@@ -193,93 +219,100 @@ func (t *transaction) stageUpdate(i int, table *schema.Table, key rowKey, stored
 			}
 		}
 	}
-	if err := t.checkValues(i, table, in); err != nil {
+	if err := o.checkValues(); err != nil {
 		return nil, err
 	}
-	return &change{opIndex: i, table: table, key: key, op: ssp2.OpUpsert, row: next, scopes: next.scopes}, nil
+	return o.change(next), nil
 }
 
 // checkSparseUpdate applies the rules of a wire version 3 update in their order:
 // scope columns, impossible base, lost insert race, column conflicts.
-func checkSparseUpdate(i int, table *schema.Table, stored *rowState, op *ssp2.Operation, in *incoming) error {
-	for _, sc := range table.Scopes {
-		if in.has(sc.Column) && !equalValues(in.values[sc.Column], stored.values[sc.Column]) {
-			return refuse(i, ssp2.CodeInvalidRequest, "a scope column cannot be changed by a push")
+func (o *operation) checkSparseUpdate() error {
+	for _, sc := range o.table.Scopes {
+		if o.in.has(sc.Column) && !equalValues(o.in.values[sc.Column], o.stored.values[sc.Column]) {
+			return o.refuse(ssp2.CodeInvalidRequest, "a scope column cannot be changed by a push")
 		}
 	}
-	if op.BaseVersion == nil {
+	if o.BaseVersion == nil {
 		return nil
 	}
-	base := *op.BaseVersion
-	if base > stored.version {
-		return refuse(i, ssp2.CodeInvalidRequest, "the base version is above the row's version")
+	base := *o.BaseVersion
+	if base > o.stored.version {
+		return o.refuse(ssp2.CodeInvalidRequest, "the base version is above the row's version")
 	}
-	columns := in.writtenAfter(base, table, stored)
+	columns := o.in.writtenAfter(base, o.table, o.stored)
 	switch {
 	case base <= 0:
-		return conflict(i, stored, columns, "the row exists already")
+		return o.conflict(columns, "the row exists already")
 	case columns.Count() > 0:
-		return conflict(i, stored, columns, "columns were written after the base version")
+		return o.conflict(columns, "columns were written after the base version")
 	}
 	return nil
 }
 
-// stageInsert decides an upsert of an absent row (§6.2, SEMANTICS §1). deleted says
-// that there is a tombstone for it.
-func (t *transaction) stageInsert(i int, table *schema.Table, key rowKey, deleted bool, op *ssp2.Operation, in *incoming) (*change, error) {
-	if !t.permitsPayload(table, in) {
-		return nil, forbidden(i)
+// insert decides an upsert of an absent row (§6.2, SEMANTICS §1).
+func (o *operation) insert() (*change, error) {
+	if !o.permitsPayload() {
+		return nil, o.forbidden()
 	}
-	switch base := op.BaseVersion; {
-	case base != nil && *base != 0:
-		return nil, refuse(i, ssp2.CodeRowMissing, "the row does not exist")
-	case base == nil && deleted && t.sparse():
-		return nil, refuse(i, ssp2.CodeRowDeleted, "the row was deleted")
-	case !in.complete(len(table.Columns)):
-		return nil, refuse(i, ssp2.CodeRowMissing, "the row does not exist and the payload has not every column")
+	// A commit may bring back what it deleted itself.
+	deleted := o.stored.deletedBy != nil && o.stored.deletedBy != o.commit
+	switch {
+	case o.BaseVersion != nil && *o.BaseVersion != 0:
+		return nil, o.refuse(ssp2.CodeRowMissing, "the row does not exist")
+	case o.BaseVersion == nil && deleted && o.commit.req.sparse():
+		return nil, o.refuse(ssp2.CodeRowDeleted, "the row was deleted")
+	case !o.in.complete(len(o.table.Columns)):
+		return nil, o.refuse(ssp2.CodeRowMissing, "the row does not exist and the payload has not every column")
 	}
-	scopes, ok := table.RowScopes(in.values, nil)
+	scopes, ok := o.table.RowScopes(o.in.values, nil)
 	if !ok {
-		return nil, forbidden(i)
+		return nil, o.forbidden()
 	}
-	next := &rowState{version: 1, values: in.values, scopes: scopes, payload: in.payload}
-	if in.present != nil {
-		payload, err := ssp2.AppendRow(nil, table.Wire, in.values)
+	next := &rowState{version: 1, values: o.in.values, scopes: scopes, payload: o.in.payload}
+	if o.in.present != nil {
+		payload, err := ssp2.AppendRow(nil, o.table.Wire, o.in.values)
 		if err != nil {
 			return nil, fmt.Errorf("encoding an inserted row: %w", err)
 		}
 		next.payload = payload
 	}
-	if !storableRowID(key.id) {
-		return nil, refuse(i, ssp2.CodeConstraintViolation, refusedByDatabase)
+	if !storableRowID(o.RowID) {
+		return nil, o.refuse(ssp2.CodeConstraintViolation, refusedByDatabase)
 	}
-	if err := t.checkValues(i, table, in); err != nil {
+	if err := o.checkValues(); err != nil {
 		return nil, err
 	}
-	return &change{opIndex: i, table: table, key: key, op: ssp2.OpUpsert, row: next, scopes: next.scopes}, nil
+	return o.change(next), nil
 }
 
 // permitsPayload authorizes the payload of an absent row (§3.4 rule 2). A sparse one
 // may leave scope columns out: what is present must be permitted, and of the rest
 // the actor must hold something, so that it could have known the row.
-func (t *transaction) permitsPayload(table *schema.Table, in *incoming) bool {
-	if t.req.Scopes.Err != nil {
+func (o *operation) permitsPayload() bool {
+	scopes := o.commit.req.Scopes
+	if scopes.Err != nil {
 		return false
 	}
-	grants := t.req.Scopes.Grants
-	for _, sc := range table.Scopes {
-		if !in.has(sc.Column) {
-			if !grants.Holds(sc.Variable) {
+	for _, sc := range o.table.Scopes {
+		if !o.in.has(sc.Column) {
+			if !scopes.Grants.Holds(sc.Variable) {
 				return false
 			}
 			continue
 		}
-		text, ok := schema.ScopeText(table.Columns[sc.Column].Type, in.values[sc.Column])
-		if !ok || !grants.Permits(sc.Variable, text) {
+		text, ok := schema.ScopeText(o.table.Columns[sc.Column].Type, o.in.values[sc.Column])
+		if !ok || !scopes.Grants.Permits(sc.Variable, text) {
 			return false
 		}
 	}
 	return true
+}
+
+// permits authorizes a row by all its declared scopes (§3.4 rule 3).
+func (o *operation) permits(scopes []string) bool {
+	resolved := o.commit.req.Scopes
+	return resolved.Err == nil && resolved.Grants.AuthorizeRow(scopes)
 }
 
 // maxRowIDBytes bounds row ids. An index entry holds 2,704 bytes, and the id shares
@@ -297,40 +330,24 @@ const refusedByDatabase = "the database cannot hold this row"
 
 // checkValues refuses what cannot be stored: crdt columns and blobs that this
 // server does not handle, and text with U+0000.
-func (t *transaction) checkValues(i int, table *schema.Table, in *incoming) error {
-	for col, c := range table.Columns {
-		v := in.values[col]
-		if !in.has(col) || v.Null {
+func (o *operation) checkValues() error {
+	for col, c := range o.table.Columns {
+		v := o.in.values[col]
+		if !o.in.has(col) || v.Null {
 			continue
 		}
 		switch c.Type {
 		case ssp2.TypeCRDT:
-			return refuse(i, ssp2.CodeCRDTMergeFailed, "no merger is registered for this column's crdt type")
+			return o.refuse(ssp2.CodeCRDTMergeFailed, "no merger is registered for this column's crdt type")
 		case ssp2.TypeBlobRef:
-			return refuse(i, ssp2.CodeBlobNotFound, "the referenced blob is not stored")
+			return o.refuse(ssp2.CodeBlobNotFound, "the referenced blob is not stored")
 		case ssp2.TypeString:
 			if bytes.IndexByte(v.Bytes, 0) >= 0 {
-				return refuse(i, ssp2.CodeConstraintViolation, refusedByDatabase)
+				return o.refuse(ssp2.CodeConstraintViolation, refusedByDatabase)
 			}
 		}
 	}
 	return nil
-}
-
-// permits authorizes a row by all its declared scopes (§3.4 rule 3).
-func (t *transaction) permits(scopes []string) bool {
-	return t.req.Scopes.Err == nil && t.req.Scopes.Grants.AuthorizeRow(scopes)
-}
-
-func forbidden(i int) error {
-	return refuse(i, ssp2.CodeForbidden, "the actor may not write this row")
-}
-
-func conflict(i int, stored *rowState, columns ssp2.Bitmap, message string) error {
-	return &refusal{ssp2.OpResult{
-		OpIndex: int32(i), Status: ssp2.OpConflict, Code: string(ssp2.CodeVersionConflict), Message: message,
-		ServerVersion: stored.version, ServerRow: stored.payload, ConflictColumns: columns,
-	}}
 }
 
 func equalValues(a, b ssp2.Value) bool {

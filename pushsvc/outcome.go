@@ -79,15 +79,15 @@ func newOutcomeID() pgtype.UUID {
 
 // response puts the outcomes in request order. A commit answered before is cached
 // (applied) or rejected again, and so is one that stands in the request twice.
-func (t *transaction) response() (*Response, error) {
+func (r *request) response() (*Response, error) {
 	resp := &Response{
-		Results: make([]ssp2.PushResult, len(t.req.Commits)),
-		Details: make([]*ssp2.PushResultDetails, len(t.req.Commits)),
+		Results: make([]ssp2.PushResult, len(r.Commits)),
+		Details: make([]*ssp2.PushResultDetails, len(r.Commits)),
 	}
-	answered := make(map[string]bool, len(t.req.Commits))
-	for i := range t.req.Commits {
-		id := t.req.Commits[i].ClientCommitID
-		c := t.byID[id]
+	answered := make(map[string]bool, len(r.Commits))
+	for i := range r.Commits {
+		id := r.Commits[i].ClientCommitID
+		c := r.byID[id]
 		o := c.outcome
 		if o == nil {
 			return nil, fmt.Errorf("commit %q was not answered", id)

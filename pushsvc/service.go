@@ -1,6 +1,7 @@
 package pushsvc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,19 +19,35 @@ import (
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-// DefaultMaxOperations is the operation cap of a request (§6.1).
-const DefaultMaxOperations = 500
+// Defaults of Config.
+const (
+	// DefaultMaxOperations is the operation cap of a request (§6.1).
+	DefaultMaxOperations = 500
+	// DefaultMaxBatchOperations keeps a transaction within some tens of milliseconds.
+	DefaultMaxBatchOperations = 2000
+	// DefaultMaxWaiting is more than one partition's clients can make of a stall.
+	DefaultMaxWaiting = 1000
+	// DefaultMaxWait is how long a client may be expected to stay.
+	DefaultMaxWait = 10 * time.Second
+)
 
 // Config configures a Service. Only Schema is required.
 type Config struct {
 	// Schema is the schema version served.
 	Schema *schema.Schema
-	// AppSchema is the database schema of the app's tables. Default "public".
-	AppSchema string
 	// Clock gives the time of commits and outcomes. Default time.Now.
 	Clock func() time.Time
 	// MaxOperations caps the operations of one request (§6.1). Default 500.
 	MaxOperations int
+	// MaxBatchOperations is up to how many operations of requests to one partition,
+	// of different clients, share a transaction. Default 2000; negative: none do, and
+	// each request has a transaction of its own at once.
+	MaxBatchOperations int
+	// MaxWaiting caps the requests that wait for one partition in this process, and
+	// MaxWait the time each does; above, they are refused with sync.rate_limited.
+	// Defaults 1000 and 10 s.
+	MaxWaiting int
+	MaxWait    time.Duration
 	// Gate is shared with the other services of a server. Default one of its own.
 	Gate *gate.Gate
 	// Logger receives what clients are not told. Default: nothing is logged.
@@ -48,7 +65,12 @@ type Service struct {
 	write         []pgtx.Statement // by Table.Index: schemaddl.WriteRowsSQL
 	stored        [][]int          // by Table.Index: schemaddl.StoredColumns
 
-	finishing sync.WaitGroup
+	queues             queues
+	queueOff           bool
+	maxBatchOperations int
+	maxWaiting         int
+	maxWait            time.Duration
+	work               sync.WaitGroup // transactions in flight
 }
 
 // New returns a service over the caller's pool, which it never closes. It does no
@@ -61,16 +83,20 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		return nil, errors.New("pushsvc: Config.Schema is required")
 	case cfg.MaxOperations < 0:
 		return nil, fmt.Errorf("pushsvc: Config.MaxOperations is %d; it must be positive, or 0 for the default of %d", cfg.MaxOperations, DefaultMaxOperations)
+	case cfg.MaxWaiting < 0 || cfg.MaxWait < 0:
+		return nil, errors.New("pushsvc: Config.MaxWaiting and Config.MaxWait must be positive, or 0 for their defaults")
 	}
 	s := &Service{
 		pool: pool, schema: cfg.Schema, clock: cfg.Clock,
-		maxOperations: cfg.MaxOperations, gate: cfg.Gate, log: cfg.Logger,
+		maxOperations: cmp.Or(cfg.MaxOperations, DefaultMaxOperations), gate: cfg.Gate, log: cfg.Logger,
+		queues:             queues{byPartition: map[string]*queue{}},
+		queueOff:           cfg.MaxBatchOperations < 0,
+		maxBatchOperations: cmp.Or(cfg.MaxBatchOperations, DefaultMaxBatchOperations),
+		maxWaiting:         cmp.Or(cfg.MaxWaiting, DefaultMaxWaiting),
+		maxWait:            cmp.Or(cfg.MaxWait, DefaultMaxWait),
 	}
 	if s.clock == nil {
 		s.clock = time.Now
-	}
-	if s.maxOperations == 0 {
-		s.maxOperations = DefaultMaxOperations
 	}
 	if s.gate == nil {
 		s.gate = gate.New(pool, s.clock)
@@ -85,8 +111,9 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 	return s, nil
 }
 
-// Wait returns when no transaction of an answered push is still being closed.
-func (s *Service) Wait() { s.finishing.Wait() }
+// Wait returns when no transaction is in flight: those of answered pushes may still
+// be being closed, and those whose callers went away go on.
+func (s *Service) Wait() { s.work.Wait() }
 
 // Request is the push half of a request (§1.5).
 type Request struct {
@@ -133,30 +160,17 @@ func (s *Service) Validate(req Request) error {
 const maxAttempts = 4
 
 // Push applies the commits of a request in order and returns their outcomes. When
-// it returns, every outcome is durable. Errors that are *ssp2.Error fail the whole
-// request and name the reason; any other error means that nothing may have been
-// done, and the same request may be sent again.
+// it returns, every outcome is durable. Requests of other clients to the same
+// partition may share its transaction; each has outcomes and failures of its own.
+//
+// Errors that are *ssp2.Error fail the whole request and name the reason, among them
+// sync.rate_limited when the partition is too busy. Any other error means that
+// nothing may have been done, and the same request may be sent again; when ctx ends,
+// it is that of ctx, and the commits may be applied all the same.
 func (s *Service) Push(ctx context.Context, req Request) (*Response, error) {
 	if err := s.Validate(req); err != nil {
 		return nil, err
 	}
-	for attempt := 1; ; attempt++ {
-		resp, err := s.attempt(ctx, &req)
-		if err == nil || attempt == maxAttempts || !retryable(err) {
-			return resp, err
-		}
-		s.log.DebugContext(ctx, "push is tried again", "attempt", attempt, "error", err)
-	}
-}
-
-// retryable says that the transaction met another one and may run again.
-func retryable(err error) bool {
-	return pgtx.Retryable(err) || pgtx.SQLState(err) == sqlStateLogMoved ||
-		errors.Is(err, errPartitionGone) || errors.Is(err, errOutcomeStands)
-}
-
-// attempt enters the partition and runs one transaction.
-func (s *Service) attempt(ctx context.Context, req *Request) (*Response, error) {
 	epoch, err := s.gate.Enter(ctx, req.Partition)
 	if err != nil {
 		return nil, fmt.Errorf("pushing: %w", err)
@@ -168,40 +182,44 @@ func (s *Service) attempt(ctx context.Context, req *Request) (*Response, error) 
 	if reset {
 		return &Response{Reset: true, LogEpoch: epoch.LogEpoch}, nil
 	}
+	return s.submit(ctx, newRequest(ctx, req))
+}
+
+// retryable says that the transaction met another one and may run again.
+func retryable(err error) bool {
+	return pgtx.Retryable(err) || pgtx.SQLState(err) == sqlStateLogMoved ||
+		errors.Is(err, errPartitionGone) || errors.Is(err, errOutcomeStands)
+}
+
+// attempt runs one transaction for requests of one partition and answers them. An
+// error leaves those without an answer that were not refused.
+func (s *Service) attempt(ctx context.Context, batch []*request) error {
+	partition := batch[0].Partition
+	if _, err := s.gate.Enter(ctx, partition); err != nil {
+		return fmt.Errorf("pushing: %w", err)
+	}
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("waiting for a connection: %w", err)
+		return fmt.Errorf("waiting for a connection: %w", err)
 	}
-	t := newTransaction(s, conn, req)
-	done := false
-	defer func() {
-		if !done {
-			pgtx.Finish(ctx, conn)
-		}
-	}()
+	defer pgtx.Finish(ctx, conn)
+	t := newTransaction(s, conn, partition, batch)
 	if err := t.admit(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	reset, err = t.checkGate()
-	if err != nil {
-		return nil, err
-	}
-	if reset {
-		return &Response{Reset: true, LogEpoch: t.admitted.epoch.LogEpoch}, nil
-	}
+	t.checkGate()
 	if t.admitted.locked {
 		if err := t.apply(ctx); err != nil {
-			return nil, err
+			return err
 		}
-		return t.response()
 	}
-	// Nothing was written and nothing is locked, so the answer need not wait for
-	// the transaction to be closed.
-	done = true
-	s.finishing.Add(1)
-	go func() {
-		defer s.finishing.Done()
-		pgtx.Finish(ctx, conn)
-	}()
-	return t.response()
+	for _, r := range batch {
+		if !r.refused() {
+			r.resp, r.err = r.response()
+		}
+	}
+	// Of a replay nothing was written and nothing is locked, so that its answer need
+	// not wait for the transaction to be closed.
+	answer(batch, nil)
+	return nil
 }

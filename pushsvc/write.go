@@ -85,7 +85,7 @@ func (t *transaction) queueRun(f *flush, changes []*change) {
 	for _, ch := range changes {
 		w.add(table, ch)
 	}
-	f.queueRow("writing rows", t.s.write[table.Index], t.req.Partition, w.deleted, w.ids, w.versions, w.payloads, w.columns,
+	f.queueRow("writing rows", t.s.write[table.Index], t.partition, w.deleted, w.ids, w.versions, w.payloads, w.columns,
 		w.texts, w.integers, w.floats, w.booleans, w.bytes)
 }
 

@@ -1,0 +1,187 @@
+package pushsvc
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// Everything the pushes of a partition need is serial, so they wait in memory, in
+// order of arrival, and hold no connection while they do. One transaction per
+// partition is in flight; the next takes all requests that wait, so that they share
+// its round trips and its flush to disk. Whatever other processes do is decided by
+// the partition's row lock.
+
+// queues holds the queue of every partition that has a push in flight.
+type queues struct {
+	mu          sync.Mutex
+	byPartition map[string]*queue
+}
+
+// queue holds the requests that wait while one transaction is in flight.
+type queue struct{ waiting []*request }
+
+// enter puts a request in the queue of its partition. first says that none is in
+// flight, so that the caller has to serve the partition. ok is false when already
+// most are waiting.
+func (q *queues) enter(r *request, most int) (first, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	p := q.byPartition[r.Partition]
+	if p == nil {
+		q.byPartition[r.Partition] = &queue{waiting: []*request{r}}
+		return true, true
+	}
+	if len(p.waiting) >= most {
+		return false, false
+	}
+	p.waiting = append(p.waiting, r)
+	return false, true
+}
+
+// leave takes a request out of the queue; false when it is in flight or answered.
+func (q *queues) leave(r *request) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	p := q.byPartition[r.Partition]
+	if p == nil {
+		return false
+	}
+	i := slices.Index(p.waiting, r)
+	if i < 0 {
+		return false
+	}
+	p.waiting = slices.Delete(p.waiting, i, i+1)
+	return true
+}
+
+// take returns the requests of the next transaction: the longest waiting, up to a
+// number of operations, and of each client one, so that a client's requests keep
+// their order even when one of them fails. nil ends the queue.
+func (q *queues) take(partition string, operations int) []*request {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	p := q.byPartition[partition]
+	var batch, rest []*request
+	clients := make(map[string]bool, len(p.waiting))
+	for i, r := range p.waiting {
+		if len(batch) > 0 && r.operations > operations {
+			rest = append(rest, p.waiting[i:]...)
+			break
+		}
+		if clients[r.ClientID] {
+			rest = append(rest, r)
+			continue
+		}
+		clients[r.ClientID] = true
+		operations -= r.operations
+		batch = append(batch, r)
+	}
+	p.waiting = rest
+	if batch == nil {
+		delete(q.byPartition, partition)
+	}
+	return batch
+}
+
+// submit has a request served and waits for its answer.
+func (s *Service) submit(ctx context.Context, r *request) (*Response, error) {
+	if s.queueOff {
+		s.work.Go(func() { s.serve([]*request{r}) })
+		return r.wait(ctx)
+	}
+	first, ok := s.queues.enter(r, s.maxWaiting)
+	if !ok {
+		return nil, rateLimited("too many pushes are waiting for this partition")
+	}
+	if first {
+		s.work.Go(func() {
+			for batch := s.queues.take(r.Partition, s.maxBatchOperations); batch != nil; {
+				s.serve(batch)
+				batch = s.queues.take(r.Partition, s.maxBatchOperations)
+			}
+		})
+		return r.wait(ctx)
+	}
+	patience := time.NewTimer(s.maxWait)
+	defer patience.Stop()
+	select {
+	case <-r.done:
+		return r.resp, r.err
+	case <-ctx.Done():
+		s.queues.leave(r)
+		return nil, fmt.Errorf("waiting for the partition: %w", context.Cause(ctx))
+	case <-patience.C:
+		if s.queues.leave(r) {
+			return nil, rateLimited("this partition has been busy for too long")
+		}
+		return r.wait(ctx)
+	}
+}
+
+// wait waits for the answer of a request that is in flight. Its transaction goes on
+// without it when ctx ends first, for the sake of the others.
+func (r *request) wait(ctx context.Context) (*Response, error) {
+	select {
+	case <-r.done:
+		return r.resp, r.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("waiting for the push: %w", context.Cause(ctx))
+	}
+}
+
+func rateLimited(message string) error { return ssp2.Errorf(ssp2.CodeRateLimited, "%s", message) }
+
+// serve answers requests of one partition with one transaction, which ends early
+// only when none of them is wanted any more.
+func (s *Service) serve(batch []*request) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(batch[0].ctx))
+	defer cancel()
+	var wanted atomic.Int64
+	wanted.Store(int64(len(batch)))
+	for _, r := range batch {
+		stop := context.AfterFunc(r.ctx, func() {
+			if wanted.Add(-1) == 0 {
+				cancel()
+			}
+		})
+		defer stop()
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			s.log.ErrorContext(ctx, "a push panicked", "panic", p, "stack", string(debug.Stack()))
+			answer(batch, errPanicked)
+		}
+	}()
+	for attempt := 1; ; attempt++ {
+		err := s.attempt(ctx, batch)
+		if err == nil {
+			return
+		}
+		if attempt == maxAttempts || !retryable(err) {
+			answer(batch, err)
+			return
+		}
+		s.log.DebugContext(ctx, "a push is tried again", "attempt", attempt, "error", err)
+	}
+}
+
+// answer ends the wait of every request; those that were not decided get err.
+func answer(batch []*request, err error) {
+	for _, r := range batch {
+		if r.answered {
+			continue
+		}
+		if r.resp == nil && r.err == nil {
+			r.err = err
+		}
+		r.answered = true
+		close(r.done)
+	}
+}
