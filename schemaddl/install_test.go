@@ -277,7 +277,7 @@ func TestAWideTableCanBeInstalled(t *testing.T) {
 // would take every row for absent.
 func TestMigrationsAppliedAnew(t *testing.T) {
 	t.Parallel()
-	for down := 1; down < 4; down++ {
+	for _, down := range []int{1, 2, 3} { // 3 and 4 make them
 		t.Run(fmt.Sprint("down to ", down), func(t *testing.T) {
 			t.Parallel()
 			db := pgtest.New(t, pgtest.Options{})
