@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/syncpg/syncpg/round"
 	"github.com/syncpg/syncpg/schema"
+	"github.com/syncpg/syncpg/schemaddl"
 	"github.com/syncpg/syncpg/scope"
 )
 
@@ -97,17 +97,8 @@ func (c *Config) check() error {
 	case c.ResolveScopes == nil:
 		return errors.New(`Config.ResolveScopes is nil: return what an actor may read and write, such as scope.Allowed{"team_id": {"t1"}}`)
 	}
-	return checkAppSchema(c.AppSchema)
-}
-
-// checkAppSchema refuses names that Postgres would cut or keeps for itself, and
-// our own.
-func checkAppSchema(name string) error {
-	switch {
-	case len(name) > 63 || strings.ContainsRune(name, 0):
-		return fmt.Errorf("Config.AppSchema is %q: a name has at most 63 bytes and no U+0000", name)
-	case name == "syncpg" || strings.HasPrefix(name, "pg_"):
-		return fmt.Errorf("Config.AppSchema is %q, which is not for app tables: use another schema", name)
+	if err := schemaddl.CheckAppSchema(c.AppSchema); err != nil {
+		return fmt.Errorf("Config.AppSchema: %w", err)
 	}
 	return nil
 }

@@ -86,10 +86,11 @@ func (s *Server) checks(ctx context.Context) []Check {
 				"database", found.Current, "build", found.Target)
 		})
 	}
+	err = schemaddl.Check(ctx, conn, s.schema, s.ddl)
 	return append(done, Check{
 		Name: CheckSchema,
-		Err:  schemaddl.Check(ctx, conn, s.schema, s.ddl),
-		Help: "compare with `syncpg schema check`, install with `syncpg schema apply`",
+		Err:  err,
+		Help: schemaHelp(err),
 	})
 }
 
@@ -97,9 +98,25 @@ func databaseCheck(err error) Check {
 	return Check{Name: CheckDatabase, Err: err, Help: "check the connection settings and the database server"}
 }
 
+// causeHelp is for what only the error itself can tell.
+const causeHelp = "the log of the server has the cause"
+
 func migrationsHelp(err error) string {
-	if errors.Is(err, migrations.ErrTooNew) {
+	switch {
+	case err == nil, errors.Is(err, migrations.ErrTooOld):
+		return "run `syncpg migrate up`"
+	case errors.Is(err, migrations.ErrTooNew):
 		return "use a newer version of syncpg"
 	}
-	return "run `syncpg migrate up`"
+	return causeHelp
+}
+
+func schemaHelp(err error) string {
+	switch {
+	case err == nil, errors.Is(err, schemaddl.ErrNotInstalled), errors.Is(err, schemaddl.ErrFunctionsStale):
+		return "run `syncpg schema apply`"
+	case errors.As(err, new(*schemaddl.LayoutError)), errors.As(err, new(*schemaddl.VersionError)):
+		return "compare with `syncpg schema check`"
+	}
+	return causeHelp
 }

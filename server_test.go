@@ -152,6 +152,17 @@ func TestReadyNamesTheFailingCheck(t *testing.T) {
 		var layout *schemaddl.LayoutError
 		require.ErrorAs(t, err, &layout)
 	})
+	t.Run("a version that cannot be read", func(t *testing.T) {
+		t.Parallel()
+		db := pgtest.New(t, installed)
+		_, err := db.Pool.Exec(t.Context(), `alter table syncpg.schema_version rename version to other`)
+		require.NoError(t, err)
+		server, err := syncpg.New(db.Pool, config())
+		require.NoError(t, err)
+		err = requireFailing(t, server, syncpg.CheckMigrations, "the log of the server")
+		var refused *pgconn.PgError
+		require.ErrorAs(t, err, &refused)
+	})
 	t.Run("a cancelled context", func(t *testing.T) {
 		t.Parallel()
 		db := pgtest.New(t, installed)

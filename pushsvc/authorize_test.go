@@ -136,9 +136,9 @@ func TestScopesOfEveryType(t *testing.T) {
 	} {
 		c.apply(t, b.upsert(t, "guarded", map[string]any{"id": 1, "project_id": tc.project, "org": tc.org}), remove("guarded", "1"))
 		for _, seq := range []int64{c.seq(t) - 1, c.seq(t)} {
-			require.Equal(t, tc.want, scalar[[]string](t, b, `select scopes from syncpg.sync_changes where partition = $1 and commit_seq = $2`, t.Name(), seq))
+			require.Equal(t, tc.want, scalar[[]string](t, b, `select scopes from syncpg.sync_changes where partition = $1 and commit_seq = $2`, c.req.Partition, seq))
 			require.Equal(t, tc.want, scalar[[]string](t, b, `select array_agg(scope_key order by scope_key) from syncpg.sync_change_scopes
-				where partition = $1 and commit_seq = $2 and table_name = 'guarded'`, t.Name(), seq))
+				where partition = $1 and commit_seq = $2 and table_name = 'guarded'`, c.req.Partition, seq))
 		}
 	}
 }

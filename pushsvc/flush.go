@@ -184,7 +184,7 @@ func (t *transaction) queueOutcomes(f *flush, commits []*commit) error {
 		}
 	}
 	f.add(statement{what: "recording outcomes", outcomes: true}, pushRecordOutcomes, p.Partition, p.Now, p.ClientIds, p.CommitIds, p.Statuses,
-		p.CommitSeqs, p.Results, p.Details, p.OutcomeIds, p.NewClients, p.NewActors)
+		p.CommitSeqs, pgtype.FlatArray[[]byte](p.Results), p.Details, pgtype.FlatArray[pgtype.UUID](p.OutcomeIds), p.NewClients, p.NewActors)
 	return nil
 }
 
@@ -254,7 +254,7 @@ func (t *transaction) queueAppend(f *flush, commits []appliedCommit) {
 	f.queueRow("appending to the log", pushAppend, p.Partition, p.BaseSeq, p.Now, p.WriterVersion,
 		p.ClientIds, p.CommitIds, p.ActorIds, p.ChangeCounts,
 		p.ChangeCommits, p.ChangeIndexes, p.ChangeTables, p.ChangeRows, p.ChangeOps, p.ChangeVersions,
-		p.ChangePayloads, p.ChangeScopeSets, p.ScopeSets,
+		pgtype.FlatArray[[]byte](p.ChangePayloads), p.ChangeScopeSets, p.ScopeSets,
 		p.TombstoneCommits, p.TombstoneTables, p.TombstoneRows, p.ClearedTables, p.ClearedRows)
 }
 

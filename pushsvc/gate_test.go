@@ -296,11 +296,11 @@ func TestServeGate(t *testing.T) {
 func TestWriterFence(t *testing.T) {
 	t.Parallel()
 	b := shared(t)
+	c := b.client(t, ssp2.WireV2)
 	fence := func(version string) string {
-		return `insert into syncpg.sync_writer_fence (partition, required_writer_version) values ('TestWriterFence', ` + version + `)
+		return `insert into syncpg.sync_writer_fence (partition, required_writer_version) values ('` + c.req.Partition + `', ` + version + `)
 			on conflict (partition) do update set required_writer_version = excluded.required_writer_version`
 	}
-	c := b.client(t, ssp2.WireV2)
 	known := c.commit(b.upsert(t, "notes", note("n", "a")))
 	requireApplied(t, c.send(t, known)...)
 	b.exec(t, fence("1"))
@@ -314,7 +314,7 @@ func TestWriterFence(t *testing.T) {
 	require.Equal(t, ssp2.PushCached, c.send(t, known)[0].Status)
 	requireRejected(t, c.push(t, base(b.upsert(t, "notes", note("n", "c")), 9)), 0, ssp2.CodeVersionConflict)
 
-	b.exec(t, `delete from syncpg.sync_writer_fence`)
+	b.exec(t, `delete from syncpg.sync_writer_fence where partition = '`+c.req.Partition+`'`)
 	requireApplied(t, c.push(t, b.upsert(t, "notes", note("n", "c"))))
 }
 

@@ -116,6 +116,9 @@ type bundle struct {
 	schema  *schema.Schema
 	counter *pgtest.Counter
 	now     time.Time
+
+	mu    sync.Mutex
+	named map[string]int // partitions by name of the test
 }
 
 func testSchema(t testing.TB) *schema.Schema {
@@ -298,12 +301,26 @@ type client struct {
 	ids *int // commit ids given so far; shared by copies of the client
 }
 
+// partition names a partition after the test, and tells its repetitions apart.
+func (b *bundle) partition(t testing.TB) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.named == nil {
+		b.named = map[string]int{}
+	}
+	b.named[t.Name()]++
+	if n := b.named[t.Name()]; n > 1 {
+		return fmt.Sprint(t.Name(), " ", n)
+	}
+	return t.Name()
+}
+
 // client returns a client that is allowed everything in the partition named after
 // the test, and knows the partition's log epoch.
 func (b *bundle) client(t testing.TB, wire ssp2.WireVersion) *client {
 	t.Helper()
 	c := &client{b: b, ids: new(int), req: pushsvc.Request{
-		Partition: t.Name(), Actor: "alice", ClientID: "c1", WireVersion: ssp2.WireV3, Scopes: allow(everything),
+		Partition: b.partition(t), Actor: "alice", ClientID: "c1", WireVersion: ssp2.WireV3, Scopes: allow(everything),
 	}}
 	resp, err := b.Push(t.Context(), c.req)
 	require.NoError(t, err)
@@ -399,12 +416,12 @@ func (c *client) stored(t testing.TB, table, id string) *storedRow {
 		return nil
 	}
 	require.NoError(t, err)
-	r.Values = c.b.named(t, table, payload)
+	r.Values = c.b.decoded(t, table, payload)
 	return &r
 }
 
-// named decodes a full row into Go values by column name, NULLs left out.
-func (b *bundle) named(t testing.TB, table string, payload []byte) map[string]any {
+// decoded decodes a full row into Go values by column name, NULLs left out.
+func (b *bundle) decoded(t testing.TB, table string, payload []byte) map[string]any {
 	t.Helper()
 	tab, ok := b.schema.Table(table)
 	require.True(t, ok)

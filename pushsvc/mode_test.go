@@ -64,6 +64,7 @@ func TestExecModes(t *testing.T) {
 				require.NotNil(t, c.stored(t, "notes", "n").Columns)
 			}
 			requireSoundLog(t, b)
+			require.True(t, scalar[bool](t, b, `select bool_and(syncpg.sync_encode_notes(r) = r._sync_payload) from public.notes as r`))
 		})
 	}
 }

@@ -213,10 +213,10 @@ func TestUnreadableOutcome(t *testing.T) {
 				lost := c.commit(op)
 				original := c.send(t, lost)[0]
 				const key = ` where partition = $1 and client_id = 'c1' and client_commit_id = $2`
-				before := scalar[string](t, b, `select to_jsonb(r)::text from syncpg.sync_push_results as r`+key, t.Name(), lost.ClientCommitID)
-				_, err := b.db.Pool.Exec(t.Context(), `update syncpg.sync_push_results set `+damage+key, t.Name(), lost.ClientCommitID)
+				before := scalar[string](t, b, `select to_jsonb(r)::text from syncpg.sync_push_results as r`+key, c.req.Partition, lost.ClientCommitID)
+				_, err := b.db.Pool.Exec(t.Context(), `update syncpg.sync_push_results set `+damage+key, c.req.Partition, lost.ClientCommitID)
 				require.NoError(t, err)
-				damaged := scalar[string](t, b, `select to_jsonb(r)::text from syncpg.sync_push_results as r`+key, t.Name(), lost.ClientCommitID)
+				damaged := scalar[string](t, b, `select to_jsonb(r)::text from syncpg.sync_push_results as r`+key, c.req.Partition, lost.ClientCommitID)
 
 				alone := b.push(t, c.request(lost))
 				requireRejected(t, alone.Results[0], 0, ssp2.CodeIdempotencyCacheMiss)
@@ -225,12 +225,12 @@ func TestUnreadableOutcome(t *testing.T) {
 				results := c.send(t, c.commit(b.upsert(t, "notes", note("m", "a"))), lost)
 				requireApplied(t, results[0])
 				requireRejected(t, results[1], 0, ssp2.CodeIdempotencyCacheMiss)
-				require.Equal(t, damaged, scalar[string](t, b, `select to_jsonb(r)::text from syncpg.sync_push_results as r`+key, t.Name(), lost.ClientCommitID))
+				require.Equal(t, damaged, scalar[string](t, b, `select to_jsonb(r)::text from syncpg.sync_push_results as r`+key, c.req.Partition, lost.ClientCommitID))
 
 				// Readable again, it is the answer again.
 				_, err = b.db.Pool.Exec(t.Context(), `update syncpg.sync_push_results as r set results = x.results, details = x.details
 					from jsonb_populate_record(null::syncpg.sync_push_results, $3::jsonb) as x
-					where r.partition = $1 and r.client_id = 'c1' and r.client_commit_id = $2`, t.Name(), lost.ClientCommitID, before)
+					where r.partition = $1 and r.client_id = 'c1' and r.client_commit_id = $2`, c.req.Partition, lost.ClientCommitID, before)
 				require.NoError(t, err)
 				require.Equal(t, encoded(t, ssp2.WireV2, original), encoded(t, ssp2.WireV2, c.send(t, lost)[0]))
 			})
@@ -246,9 +246,9 @@ func TestOutcomeRecord(t *testing.T) {
 	c.send(t, c.commit(b.upsert(t, "notes", note("n", "a"))), c.commit(base(b.upsert(t, "notes", note("n", "a")), 5)), c.commit(remove("notes", "n")))
 	require.Equal(t, "k1 1 1|k2 3 -|k3 1 2", scalar[string](t, b, `
 		select string_agg(client_commit_id || ' ' || status || ' ' || coalesce(commit_seq::text, '-'), '|' order by client_commit_id)
-		  from syncpg.sync_push_results where partition = $1 and client_id = 'c1' and recorded_at_ms = $2`, t.Name(), b.now.UnixMilli()))
+		  from syncpg.sync_push_results where partition = $1 and client_id = 'c1' and recorded_at_ms = $2`, c.req.Partition, b.now.UnixMilli()))
 	require.Equal(t, 3, scalar[int](t, b, `select count(distinct outcome_id) from syncpg.sync_push_results
-		where partition = $1 and outcome_id::text ~ '^.{14}4.{4}[89ab]'`, t.Name()))
+		where partition = $1 and outcome_id::text ~ '^.{14}4.{4}[89ab]'`, c.req.Partition))
 }
 
 // TestAtomicityAndOrder (§6.4): commits are processed in order, each as a whole; one
@@ -332,7 +332,7 @@ func TestTombstones(t *testing.T) {
 					}
 				}
 				require.Equal(t, tc.want, scalar[string](t, b, `select coalesce(string_agg(table_name || ' ' || row_id || ' ' || commit_seq, '|'), '')
-					from syncpg.sync_tombstones where partition = $1`, t.Name()))
+					from syncpg.sync_tombstones where partition = $1`, c.req.Partition))
 			})
 		}
 	}

@@ -282,13 +282,13 @@ func TestEncodeFunctions(t *testing.T) {
 		if r := c.push(t, op); r.Status != ssp2.PushApplied {
 			rt.Fatalf("%+v", r.Results)
 		}
-		encoded := scalar[[]byte](t, b, `select syncpg.sync_encode_notes(r) from public.notes as r where _sync_partition = $1 and _sync_row_id = $2`, t.Name(), row["id"])
+		encoded := scalar[[]byte](t, b, `select syncpg.sync_encode_notes(r) from public.notes as r where _sync_partition = $1 and _sync_row_id = $2`, c.req.Partition, row["id"])
 		if diff := cmp.Diff(op.Payload, encoded); diff != "" {
 			rt.Fatalf("(-stored +encoded):\n%s", diff)
 		}
 	})
 	for _, table := range []string{"slugs", "guarded"} {
 		c.apply(t, b.upsert(t, table, map[string]any{"id": map[string]any{"slugs": "s", "guarded": 1}[table], "project_id": "pr1", "org": 3}))
-		require.True(t, scalar[bool](t, b, `select bool_and(syncpg.sync_encode_`+table+`(r) = r._sync_payload) from public.`+table+` as r where _sync_partition = $1`, t.Name()))
+		require.True(t, scalar[bool](t, b, `select bool_and(syncpg.sync_encode_`+table+`(r) = r._sync_payload) from public.`+table+` as r where _sync_partition = $1`, c.req.Partition))
 	}
 }

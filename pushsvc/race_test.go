@@ -310,7 +310,7 @@ func TestInsertRace(t *testing.T) {
 			lost := (<-second).resp.Results[0]
 			requireRejected(t, lost, 0, ssp2.CodeVersionConflict)
 			require.EqualValues(t, 1, lost.Results[0].ServerVersion)
-			require.Equal(t, note("n", "winner"), b.named(t, "notes", lost.Results[0].ServerRow))
+			require.Equal(t, note("n", "winner"), b.decoded(t, "notes", lost.Results[0].ServerRow))
 		})
 	}
 }

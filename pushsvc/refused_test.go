@@ -173,7 +173,7 @@ func TestRejectionDependsOnARefusedCommit(t *testing.T) {
 	requireApplied(t, results[1], results[3])
 	requireRejected(t, results[2], 0, ssp2.CodeVersionConflict)
 	require.EqualValues(t, 2, c.seq(t))
-	require.Equal(t, 4, scalar[int](t, b, `select count(*) from syncpg.sync_push_results where partition = $1`, t.Name()))
+	require.Equal(t, 4, scalar[int](t, b, `select count(*) from syncpg.sync_push_results where partition = $1`, c.req.Partition))
 }
 
 // TestManyRefusedCommits: every second commit of a large request is refused.
@@ -195,8 +195,8 @@ func TestManyRefusedCommits(t *testing.T) {
 		requireApplied(t, r)
 		require.EqualValues(t, i/2+1, *r.CommitSeq)
 	}
-	require.Equal(t, 32, scalar[int](t, b, `select count(*) from public.notes where _sync_partition = $1`, t.Name()))
-	require.Equal(t, 64, scalar[int](t, b, `select count(*) from syncpg.sync_push_results where partition = $1`, t.Name()))
+	require.Equal(t, 32, scalar[int](t, b, `select count(*) from public.notes where _sync_partition = $1`, c.req.Partition))
+	require.Equal(t, 64, scalar[int](t, b, `select count(*) from syncpg.sync_push_results where partition = $1`, c.req.Partition))
 	for i, r := range c.send(t, commits...) {
 		require.Equal(t, i%2 == 0, r.Status == ssp2.PushCached)
 	}
@@ -291,7 +291,7 @@ func TestValuesAreKept(t *testing.T) {
 			}
 			id := row["id"].(string)
 			require.Equal(t, row, c.stored(t, "notes", id).Values)
-			require.Equal(t, b.full(t, "notes", row), scalar[[]byte](t, b, `select payload from syncpg.sync_changes where partition = $1`, t.Name()))
+			require.Equal(t, b.full(t, "notes", row), scalar[[]byte](t, b, `select payload from syncpg.sync_changes where partition = $1`, c.req.Partition))
 			c.apply(t, remove("notes", id))
 			require.Nil(t, c.stored(t, "notes", id))
 		})

@@ -143,7 +143,7 @@ func TestUpsertOnExistingRowV3(t *testing.T) {
 				got := result.Results[0]
 				require.Equal(t, ssp2.OpConflict, got.Status)
 				require.EqualValues(t, 4, got.ServerVersion)
-				require.Equal(t, stored, b.named(t, "notes", got.ServerRow))
+				require.Equal(t, stored, b.decoded(t, "notes", got.ServerRow))
 				require.Equal(t, tc.marked, b.columnsOf(t, "notes", got.ConflictColumns))
 			}
 		})
@@ -180,7 +180,7 @@ func TestUpsertOnAbsentRow(t *testing.T) {
 					c.as(ssp2.WireV2).apply(t, b.upsert(t, "notes", note("n", "old")), b.upsert(t, "notes", note("n", "older")), remove("notes", "n"))
 				}
 				if tc.tombstone == "below" {
-					b.exec(t, `update syncpg.sync_partitions set horizon_seq = max_commit_seq where partition = '`+t.Name()+`'`)
+					b.exec(t, `update syncpg.sync_partitions set horizon_seq = max_commit_seq where partition = '`+c.req.Partition+`'`)
 				}
 				op := b.upsert(t, "notes", note("n", "new"))
 				want := tc.old
@@ -303,7 +303,7 @@ func TestUpsertOnExistingRowV1V2(t *testing.T) {
 				require.Equal(t, &storedRow{Version: 2, Columns: []int64{1, 1, 2, 1, 1, 1, 1, 1, 1, 1}, Values: note("n", "b")}, c.stored(t, "notes", "n"))
 				if tc.code == ssp2.CodeVersionConflict {
 					require.EqualValues(t, 2, result.Results[0].ServerVersion)
-					require.Equal(t, note("n", "b"), b.named(t, "notes", result.Results[0].ServerRow))
+					require.Equal(t, note("n", "b"), b.decoded(t, "notes", result.Results[0].ServerRow))
 				}
 			})
 		}
@@ -360,7 +360,7 @@ func TestColumnVersions(t *testing.T) {
 			history: func(t *testing.T, c *client) {
 				c.apply(t, b.upsert(t, "slugs", row))
 				c.as(ssp2.WireV3).apply(t, title(t, "b"))
-				b.exec(t, `update public.slugs set _sync_column_versions = null where _sync_partition = '`+t.Name()+`'`)
+				b.exec(t, `update public.slugs set _sync_column_versions = null where _sync_partition = '`+c.req.Partition+`'`)
 			}, base: 1, marked: []string{"slug", "meta"},
 		},
 		{
@@ -368,7 +368,7 @@ func TestColumnVersions(t *testing.T) {
 			history: func(t *testing.T, c *client) {
 				c.apply(t, b.upsert(t, "slugs", row))
 				c.as(ssp2.WireV3).apply(t, title(t, "b"))
-				b.exec(t, `update public.slugs set _sync_column_versions = '{1,1,1}' where _sync_partition = '`+t.Name()+`'`)
+				b.exec(t, `update public.slugs set _sync_column_versions = '{1,1,1}' where _sync_partition = '`+c.req.Partition+`'`)
 			}, columns: []int64{1, 1, 1}, base: 1, marked: []string{"meta"},
 		},
 	} {
@@ -410,7 +410,7 @@ func TestColumnVersionsInsideACommit(t *testing.T) {
 			c.commit(base(patch(t, "title", "lost"), 1)), c.commit(base(patch(t, "rank", 1), 1)))
 		requireApplied(t, results[0], results[1], results[3])
 		requireRejected(t, results[2], 0, ssp2.CodeVersionConflict)
-		require.Equal(t, note("n", "b"), b.named(t, "notes", results[2].Results[0].ServerRow))
+		require.Equal(t, note("n", "b"), b.decoded(t, "notes", results[2].Results[0].ServerRow))
 		require.Equal(t, []int64{1, 1, 2, 3, 1, 1, 1, 1, 1, 1}, c.stored(t, "notes", "n").Columns)
 	})
 }

@@ -81,30 +81,32 @@ func (t *transaction) endsRun(prev, next *change) bool {
 // row, deletes first.
 func (t *transaction) queueRun(f *flush, changes []*change) {
 	table := changes[0].table
-	w := rowWrites{stored: t.s.stored[table.Index]}
+	w := rowWrites{table: table, stored: t.s.stored[table.Index]}
 	for _, ch := range changes {
-		w.add(table, ch)
+		w.add(ch)
 	}
 	f.queueRow("writing rows", t.s.write[table.Index], t.partition, w.deleted, w.ids, w.versions, w.payloads, w.columns,
 		w.texts, w.integers, w.floats, w.booleans, w.bytes)
 }
 
-// rowWrites holds the parameters of schemaddl.WriteRowsSQL.
+// rowWrites holds the parameters of schemaddl.WriteRowsSQL. Flat arrays spare pgx
+// the reflection it needs for slices of slices and structs.
 type rowWrites struct {
+	table    *schema.Table
 	stored   []int
 	deleted  []string
 	ids      []string
 	versions []int64
-	payloads [][]byte
-	columns  []pgtype.Text
-	texts    []pgtype.Text
-	integers []pgtype.Int8
-	floats   []pgtype.Float8
-	booleans []pgtype.Bool
-	bytes    [][]byte // nil: NULL
+	payloads pgtype.FlatArray[[]byte]
+	columns  pgtype.FlatArray[pgtype.Text]
+	texts    pgtype.FlatArray[pgtype.Text]
+	integers pgtype.FlatArray[pgtype.Int8]
+	floats   pgtype.FlatArray[pgtype.Float8]
+	booleans pgtype.FlatArray[pgtype.Bool]
+	bytes    pgtype.FlatArray[[]byte] // nil: NULL
 }
 
-func (w *rowWrites) add(table *schema.Table, ch *change) {
+func (w *rowWrites) add(ch *change) {
 	if ch.op == ssp2.OpDelete {
 		w.deleted = append(w.deleted, ch.key.id)
 		return
@@ -115,7 +117,7 @@ func (w *rowWrites) add(table *schema.Table, ch *change) {
 	w.columns = append(w.columns, versionsLiteral(ch.row.columns))
 	for _, col := range w.stored {
 		v := ch.row.values[col]
-		switch schemaddl.KindOf(table.Columns[col].Type) {
+		switch schemaddl.KindOf(w.table.Columns[col].Type) {
 		case schemaddl.KindInteger:
 			w.integers = append(w.integers, pgtype.Int8{Int64: v.Int, Valid: !v.Null})
 		case schemaddl.KindFloat:

@@ -76,10 +76,7 @@ func Check(ctx context.Context, db Querier, s *schema.Schema, o Options) error {
 		return &VersionError{Installed: version, Wanted: s.Version}
 	}
 	if want := string(s.Layout()); layout != want {
-		return &LayoutError{
-			Code:   ssp2.CodeStorageStoredLayoutMismatch,
-			Reason: "the schema changed without a new version", Expected: difference(want, layout), Actual: difference(layout, want),
-		}
+		return storedMismatch(want, layout)
 	}
 	if err := checkCatalog(ctx, db, s, o); err != nil {
 		return err
@@ -112,17 +109,6 @@ func checkFunctions(ctx context.Context, db Querier, all []function) error {
 		return ErrFunctionsStale
 	}
 	return nil
-}
-
-// difference returns the part of a that begins where it departs from b.
-func difference(a, b string) string {
-	const before, length = 20, 80
-	i := 0
-	for i < len(a) && i < len(b) && a[i] == b[i] {
-		i++
-	}
-	start := max(0, i-before)
-	return fmt.Sprintf("…%s…", a[start:min(len(a), i+length)])
 }
 
 type catalogColumn struct {

@@ -230,7 +230,7 @@ set plan_cache_mode = force_generic_plan
 end
 `, useVariable, probe(QuoteIdent(appSchema)+"."+QuoteIdent(t.Name), "x.tableoid, x.ctid", "k.row_id"))
 	return function{
-		signature: name+"(text, text[])", header: header, body: body,
+		signature: name + "(text, text[])", header: header, body: body,
 		comment: "Where the rows named are now: table and position. Generated from the installed schema. Takes no locks.",
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -29,6 +30,18 @@ func (o Options) withDefaults() Options {
 		o.Now = time.Now()
 	}
 	return o
+}
+
+// CheckAppSchema refuses names of database schemas that Postgres would cut or
+// keeps for itself, and our own.
+func CheckAppSchema(name string) error {
+	switch {
+	case len(name) > maxIdentifier || strings.ContainsRune(name, 0):
+		return fmt.Errorf("%q is no name of a schema: a name has at most %d bytes and no U+0000", name, maxIdentifier)
+	case name == ownSchema || strings.HasPrefix(name, "pg_") || name == "information_schema":
+		return fmt.Errorf("%q is not for app tables: use another schema", name)
+	}
+	return nil
 }
 
 // ErrNotInstalled says that the database has no app schema yet.
@@ -63,6 +76,9 @@ type Querier interface {
 // Plan returns the statements a first installation runs, in order.
 func Plan(s *schema.Schema, o Options) ([]string, error) {
 	o = o.withDefaults()
+	if err := CheckAppSchema(o.AppSchema); err != nil {
+		return nil, fmt.Errorf("planning schema version %d: %w", s.Version, err)
+	}
 	indexes, err := ownedIndexes(s)
 	if err != nil {
 		return nil, fmt.Errorf("planning schema version %d: %w", s.Version, err)
@@ -171,7 +187,8 @@ func run(ctx context.Context, tx pgx.Tx, statements []string) error {
 	for _, sql := range statements {
 		if _, err := tx.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
 			if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) && pgErr.Code == "42P07" {
-				return fmt.Errorf("%s: an object of this name exists already and is not ours to replace; rename it or choose another app schema: %w", firstLine(sql), err)
+				return fmt.Errorf("%s: an object of this name exists already and is not ours to replace; rename it, "+
+					"drop it if it is left of an earlier installation, or choose another app schema: %w", firstLine(sql), err)
 			}
 			return fmt.Errorf("%s: %w", firstLine(sql), err)
 		}
@@ -180,10 +197,6 @@ func run(ctx context.Context, tx pgx.Tx, statements []string) error {
 }
 
 func firstLine(sql string) string {
-	for i, r := range sql {
-		if r == '\n' {
-			return sql[:i]
-		}
-	}
-	return sql
+	line, _, _ := strings.Cut(sql, "\n")
+	return strings.TrimSuffix(line, " (")
 }

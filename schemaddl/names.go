@@ -11,6 +11,9 @@ import (
 // maxIdentifier is the longest name Postgres keeps; it cuts longer ones silently.
 const maxIdentifier = 63
 
+// ownSchema is the database schema of the product's own objects.
+const ownSchema = "syncpg"
+
 // indexPrefix marks the indexes the product owns (SEMANTICS, schema life cycle).
 const indexPrefix = "sync_ix_"
 
