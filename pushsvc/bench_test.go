@@ -227,3 +227,50 @@ func BenchmarkParallel(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkQueue: clients of one partition, with the queue and without it.
+func BenchmarkQueue(b *testing.B) {
+	for _, clients := range []int{1, 64} {
+		for _, mode := range []struct {
+			name string
+			off  bool
+		}{{"queue", false}, {"off", true}} {
+			b.Run(fmt.Sprintf("%d clients/%s", clients, mode.name), func(b *testing.B) {
+				c := setup(b, func(o *pgtest.Options, cfg *pushsvc.Config) {
+					o.MaxConns = 8
+					if mode.off {
+						cfg.MaxBatchOperations = -1
+					}
+				})
+				fleet := c.client(b, ssp2.WireV2).fleet(clients)
+				var next atomic.Int64
+				done := make(chan error, clients)
+				c.counter.Reset()
+				b.ResetTimer()
+				for _, cl := range fleet {
+					go func() {
+						for {
+							i := next.Add(1)
+							if i > int64(b.N) {
+								done <- nil
+								return
+							}
+							a := <-cl.pushing(b.Context(), c.Service, cl.commit(c.upsert(b, "notes", note(fmt.Sprint("n", i), "x"))))
+							if a.err != nil {
+								done <- a.err
+								return
+							}
+						}
+					}()
+				}
+				for range fleet {
+					require.NoError(b, <-done)
+				}
+				b.StopTimer()
+				c.Wait()
+				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "commits/s")
+				b.ReportMetric(float64(b.N)/float64(max(c.counter.Commits(), 1)), "commits/tx")
+			})
+		}
+	}
+}

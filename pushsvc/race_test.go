@@ -209,7 +209,10 @@ func TestPartitionsDoNotWaitForEachOther(t *testing.T) {
 	waiting := held.pushing(t.Context(), b.Service, held.commit(b.upsert(t, "notes", note("n", "b"))))
 	require.NoError(t, pgtest.WaitAnyBlocked(t.Context(), b.db.Pool, 1))
 	free.apply(t, b.upsert(t, "notes", note("n", "a")), b.upsert(t, "notes", note("n", "b")), remove("notes", "n"))
-	require.Equal(t, ssp2.PushCached, held.send(t, known)[0].Status)
+	// Another process; in this one it would stand in line.
+	replay := <-held.pushing(t.Context(), b.beside(t).Service, known)
+	require.NoError(t, replay.err)
+	require.Equal(t, ssp2.PushCached, replay.resp.Results[0].Status)
 	release()
 	a := <-waiting
 	require.NoError(t, a.err)
@@ -290,6 +293,7 @@ func TestReadsAfterTheLock(t *testing.T) {
 func TestInsertRace(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
+	beside := b.beside(t)
 	for _, wire := range wires {
 		t.Run(string('0'+rune(wire)), func(t *testing.T) {
 			c := b.client(t, wire)
@@ -303,7 +307,7 @@ func TestInsertRace(t *testing.T) {
 			release := c.hold(t)
 			first := c.pushing(t.Context(), b.Service, c.commit(insert("winner")))
 			require.NoError(t, pgtest.WaitAnyBlocked(t.Context(), b.db.Pool, 1))
-			second := loser.pushing(t.Context(), b.Service, loser.commit(insert("loser")))
+			second := loser.pushing(t.Context(), beside.Service, loser.commit(insert("loser")))
 			require.NoError(t, pgtest.WaitAnyBlocked(t.Context(), b.db.Pool, 2))
 			release()
 			requireApplied(t, (<-first).resp.Results...)
@@ -324,7 +328,7 @@ func TestClientIDRace(t *testing.T) {
 	release := c.hold(t)
 	first := c.pushing(t.Context(), b.Service, c.commit(b.upsert(t, "notes", note("n", "a"))))
 	require.NoError(t, pgtest.WaitAnyBlocked(t.Context(), b.db.Pool, 1))
-	second := bob.pushing(t.Context(), b.Service, bob.commit(b.upsert(t, "notes", note("m", "a"))))
+	second := bob.pushing(t.Context(), b.beside(t).Service, bob.commit(b.upsert(t, "notes", note("m", "a"))))
 	require.NoError(t, pgtest.WaitAnyBlocked(t.Context(), b.db.Pool, 2))
 	release()
 	requireApplied(t, (<-first).resp.Results...)

@@ -1,0 +1,20 @@
+package pushsvc
+
+import (
+	"context"
+	"runtime"
+)
+
+// WaitQueued returns when n requests wait for the partition, or ctx ends.
+func (s *Service) WaitQueued(ctx context.Context, partition string, n int) {
+	for ctx.Err() == nil {
+		s.queues.mu.Lock()
+		q := s.queues.byPartition[partition]
+		waiting := q != nil && len(q.waiting) >= n
+		s.queues.mu.Unlock()
+		if waiting {
+			return
+		}
+		runtime.Gosched()
+	}
+}
