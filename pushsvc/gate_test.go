@@ -127,6 +127,7 @@ func TestOperationCap(t *testing.T) {
 	known := c.commit(ops(3)...)
 	requireApplied(t, c.send(t, known)...)
 	before := c.contents(t)
+	c.refused(t, ssp2.CodeEmptyCommit, c.commit(ops(2)...), c.commit())
 	c.refused(t, ssp2.CodeTooManyOperations, c.commit(ops(6)...))
 	c.refused(t, ssp2.CodeTooManyOperations, known, c.commit(ops(3)...))
 	require.Equal(t, before, c.contents(t))
@@ -318,8 +319,8 @@ func TestWriterFence(t *testing.T) {
 	requireApplied(t, c.push(t, b.upsert(t, "notes", note("n", "c"))))
 }
 
-// TestLastSeen: a push refreshes the partition's last-seen time in its own
-// transaction, at most once a minute (§2.1).
+// TestLastSeen: pushes refresh the partition's last-seen time, at most once a minute
+// (§2.1).
 func TestLastSeen(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

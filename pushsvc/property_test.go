@@ -69,7 +69,7 @@ func drawIntent(t *rapid.T, tables []string) intent {
 // drawCommits draws the commits of a request.
 func drawCommits(t *rapid.T) [][]intent {
 	tables := rapid.SampledFrom([][]string{{"notes", "slugs"}, {"notes", "slugs", "guarded"}, {"guarded"}}).Draw(t, "tables")
-	commits := make([][]intent, rapid.IntRange(1, 6).Draw(t, "commits"))
+	commits := make([][]intent, rapid.IntRange(1, 5).Draw(t, "commits"))
 	for i := range commits {
 		commits[i] = make([]intent, rapid.IntRange(1, 4).Draw(t, "operations"))
 		for j := range commits[i] {
@@ -152,7 +152,7 @@ func TestBatchingChangesNothing(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		run++
 		together, apart := fmt.Sprint("together ", run), fmt.Sprint("apart ", run)
-		for r := range rapid.IntRange(1, 4).Draw(rt, "requests") {
+		for r := range rapid.IntRange(1, 3).Draw(rt, "requests") {
 			wire := rapid.SampledFrom([]ssp2.WireVersion{ssp2.WireV1, ssp2.WireV3, ssp2.WireV3}).Draw(rt, "wire")
 			req := request(b.commits(t, wire, fmt.Sprint("r", r, "k"), drawCommits(rt))...)
 			req.WireVersion = wire
@@ -210,7 +210,7 @@ func TestModel(t *testing.T) {
 		m := newModel()
 		req := request()
 		req.Partition, req.WireVersion = fmt.Sprint("model ", run), ssp2.WireV3
-		for r := range rapid.IntRange(1, 6).Draw(rt, "requests") {
+		for r := range rapid.IntRange(1, 5).Draw(rt, "requests") {
 			commits := drawCommits(rt)
 			req.Commits = b.commits(t, ssp2.WireV3, fmt.Sprint("r", r, "k"), commits)
 			req.ClientID, req.Actor, req.Scopes = "c1", "alice", allow(everything)

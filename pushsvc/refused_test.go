@@ -298,6 +298,42 @@ func TestValuesAreKept(t *testing.T) {
 	}
 }
 
+// TestIndexEntryBoundary: around the size of an index entry, which the rows, the scope
+// index of the log and tombstones reach at different lengths, a row is refused at its
+// operation, or applied, and then it can be deleted.
+func TestIndexEntryBoundary(t *testing.T) {
+	t.Parallel()
+	b := shared(t)
+	c := b.client(t, ssp2.WireV2)
+	for name, tc := range map[string]struct {
+		table  string
+		column string
+		from   int
+	}{
+		"row id":        {"notes", "id", 1990},
+		"scope value":   {"notes", "project_id", 2590},
+		"unique column": {"slugs", "slug", 2630},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := c.with(func(r *pushsvc.Request) { r.ClientID = name })
+			applied, refused := 0, 0
+			for n := tc.from; n < tc.from+80; n += 3 {
+				row := changed(map[string]any{"id": "edge", "project_id": "pr1"}, map[string]any{tc.column: incompressible(n)})
+				result := c.push(t, b.upsert(t, "notes", note("fine1", "a")), b.upsert(t, tc.table, row), b.upsert(t, "notes", note("fine2", "a")))
+				if result.Status != ssp2.PushApplied {
+					requireRejected(t, result, 1, ssp2.CodeConstraintViolation)
+					refused++
+					continue
+				}
+				applied++
+				requireApplied(t, c.push(t, remove(tc.table, row["id"].(string))))
+			}
+			require.Positive(t, applied)
+			require.Positive(t, refused)
+		})
+	}
+}
+
 // TestValuesNobodyMayWrite do not pass the codec.
 func TestValuesNobodyMayWrite(t *testing.T) {
 	t.Parallel()

@@ -142,14 +142,18 @@ type Response struct {
 }
 
 // Validate checks what a request must satisfy before anything else is done with
-// it (§1.7): the client id and the operation cap. Errors are *ssp2.Error.
+// it (§1.7): the client id, no empty commit, the operation cap. Errors are *ssp2.Error.
 func (s *Service) Validate(req Request) error {
 	if err := gate.CheckClientID(req.ClientID); err != nil {
 		return err
 	}
 	total := 0
 	for i := range req.Commits {
-		total += len(req.Commits[i].Operations)
+		n := len(req.Commits[i].Operations)
+		if n == 0 {
+			return ssp2.Errorf(ssp2.CodeEmptyCommit, "commit %d has no operations", i)
+		}
+		total += n
 	}
 	if total > s.maxOperations {
 		return ssp2.Errorf(ssp2.CodeTooManyOperations, "the request has %d operations and this server takes %d at a time: split it", total, s.maxOperations)

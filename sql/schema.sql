@@ -10,8 +10,6 @@ CREATE FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_
     SET enable_seqscan TO 'off'
     AS $$
 #variable_conflict use_column
-declare
-  v_last_seen bigint;
 begin
   locked := false;
   loop
@@ -33,9 +31,8 @@ begin
     end if;
   end loop;
 
-  select r.log_epoch, r.epoch_required, r.last_seen_ms, m.schema_version, b.name
-    into sync_admit_push.log_epoch, sync_admit_push.epoch_required, v_last_seen,
-         sync_admit_push.schema_version, pending_projection
+  select r.log_epoch, r.epoch_required, m.schema_version, b.name
+    into sync_admit_push.log_epoch, sync_admit_push.epoch_required, sync_admit_push.schema_version, pending_projection
     from syncpg.sync_partition_registry as r
     left join lateral (
       select x.schema_version from syncpg.sync_schema_meta as x where x.partition = '' limit 1
@@ -71,17 +68,12 @@ begin
            and x.row_id >= k.row_id and x.row_id <= k.row_id
          order by x.row_id limit 1
       ) as t;
-
-    if v_last_seen < p_now - 60000 then
-      update syncpg.sync_partition_registry as r set last_seen_ms = p_now
-       where r.partition = p_partition and r.last_seen_ms < p_now - 60000;
-    end if;
   end if;
   return next;
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[]) IS 'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, the tables that need a statement per operation (sync_lock_tables). In arrays, 0 and '' stand for no seq, no details, no owner, no column versions. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then the app tables named, ROW EXCLUSIVE, and its registry row when last_seen_ms is refreshed.';
+COMMENT ON FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[]) IS 'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, the tables that need a statement per operation (sync_lock_tables). In arrays, 0 and '' stand for no seq, no details, no owner, no column versions. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then the app tables named, ROW EXCLUSIVE.';
 
 CREATE FUNCTION syncpg.sync_append_commits(p_partition text, p_base_seq bigint, p_now bigint, p_writer_version integer, p_client_ids text[], p_commit_ids text[], p_actor_ids text[], p_change_counts integer[], p_change_commits integer[], p_change_indexes integer[], p_change_tables text[], p_change_rows text[], p_change_ops smallint[], p_change_versions bigint[], p_change_payloads bytea[], p_change_scope_sets integer[], p_scope_sets text[], p_tombstone_commits integer[], p_tombstone_tables text[], p_tombstone_rows text[], p_cleared_tables text[], p_cleared_rows text[]) RETURNS bigint
     LANGUAGE plpgsql
