@@ -127,7 +127,7 @@ func lockTables(s *schema.Schema, appSchema string) function {
 	}
 }
 
-// kindParameter names the parameter array of a kind, with its type.
+// kindParameter names the parameter array of a kind.
 var kindParameter = [kinds]string{"p_texts", "p_integers", "p_floats", "p_booleans", "p_bytes"}
 
 func writeRows(t *schema.Table, appSchema string) function {
@@ -140,13 +140,8 @@ func writeRows(t *schema.Table, appSchema string) function {
 	for _, i := range stored {
 		width[KindOf(t.Columns[i].Type)]++
 	}
-	columns := []string{"_sync_partition", "_sync_row_id", "_sync_server_version", "_sync_payload", "_sync_column_versions"}
-	values := []string{"p_partition", "p_row_ids[i.i]", "p_versions[i.i]", "p_payloads[i.i]", "p_column_versions[i.i]::bigint[]"}
-	updates := []string{
-		"_sync_server_version = excluded._sync_server_version", "_sync_payload = excluded._sync_payload",
-		"_sync_column_versions = excluded._sync_column_versions",
-	}
-	for _, i := range stored {
+	columns, values, updates := make([]string, len(stored)), make([]string, len(stored)), make([]string, len(stored))
+	for k, i := range stored {
 		kind := KindOf(t.Columns[i].Type)
 		next[kind]++
 		value := fmt.Sprintf("%s[(i.i - 1) * %d + %d]", kindParameter[kind], width[kind], next[kind])
@@ -154,9 +149,7 @@ func writeRows(t *schema.Table, appSchema string) function {
 			value += "::jsonb"
 		}
 		column := QuoteIdent(t.Columns[i].Name)
-		columns = append(columns, column)
-		values = append(values, value)
-		updates = append(updates, column+" = excluded."+column)
+		columns[k], values[k], updates[k] = ", "+column, ",\n           "+value, ",\n      "+column+" = excluded."+column
 	}
 
 	// Triggers of the host run under the settings of this function, so it has none but
@@ -190,12 +183,13 @@ begin
   end if;
   if cardinality(p_row_ids) > 0 then
     insert into %[1]s as t
-      (%[2]s)
-    select %[3]s
+      (_sync_partition, _sync_row_id, _sync_server_version, _sync_payload, _sync_column_versions%[2]s)
+    select p_partition, p_row_ids[i.i], p_versions[i.i], p_payloads[i.i], p_column_versions[i.i]::bigint[]%[3]s
       from generate_subscripts(p_row_ids, 1) as i(i)
      order by i.i
     on conflict (_sync_partition, _sync_row_id) do update set
-      %[4]s;
+      _sync_server_version = excluded._sync_server_version, _sync_payload = excluded._sync_payload,
+      _sync_column_versions = excluded._sync_column_versions%[4]s;
     get diagnostics v_rows = row_count;
     if v_rows < cardinality(p_row_ids) then
       raise exception 'a trigger kept a row from being written' using errcode = '23000';
@@ -203,7 +197,7 @@ begin
   end if;
 end
 `, table,
-		strings.Join(columns, ", "), strings.Join(values, ",\n           "), strings.Join(updates, ",\n      "),
+		strings.Join(columns, ""), strings.Join(values, ""), strings.Join(updates, ""),
 		quoteLiteral(remove), find)
 	return function{
 		signature: signature, header: header, body: body,

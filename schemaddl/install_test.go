@@ -89,7 +89,7 @@ func TestInstallRefusesAnotherVersion(t *testing.T) {
 		var verr *schemaddl.VersionError
 		require.ErrorAs(t, install(t, pool, parse(t, oneTable(version, "a", "", "")), schemaddl.Options{}), &verr)
 		require.Equal(t, int32(2), verr.Installed)
-		require.Equal(t, int32(version), verr.Wanted)
+		require.EqualValues(t, version, verr.Wanted)
 	}
 }
 
