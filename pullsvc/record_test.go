@@ -72,6 +72,15 @@ func TestRecord(t *testing.T) {
 func TestRecordOnChange(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
+	for _, sql := range []string{
+		`create table public.written (synchronous_commit text)`,
+		`create function public.note_written() returns trigger language plpgsql as $$
+		begin insert into public.written values (current_setting('synchronous_commit')); return null; end $$`,
+		`create trigger note_written after insert or update on syncpg.sync_clients for each row execute function public.note_written()`,
+	} {
+		_, err := b.db.Pool.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
 	first := sub("a", "items", 0, project("x"))
 	second := sub("b", "items", 0, project("x", "y"))
 	v3 := func(r *pullsvc.Request) { r.WireVersion = ssp2.WireV3 }
@@ -116,6 +125,9 @@ func TestRecordOnChange(t *testing.T) {
 		}
 		require.Equal(t, 1, wrote, step.name)
 		require.Equal(t, b.now.UnixMilli(), after.Updated, step.name)
+		var setting string
+		require.NoError(t, b.db.Pool.QueryRow(t.Context(), `delete from public.written returning synchronous_commit`).Scan(&setting), step.name)
+		require.Equal(t, map[string]string{"relaxed": "off", "durable": "on"}[step.written], setting, step.name)
 		require.Equal(t, step.written == "durable", before == nil || *before.Subscriptions != *after.Subscriptions || *before.Wire != *after.Wire, step.name)
 	}
 }
