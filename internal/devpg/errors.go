@@ -9,6 +9,9 @@ import (
 // install on this platform.
 var ErrNoBinaries = errors.New("no PostgreSQL server binaries found")
 
+// ErrPortTaken reports that another process has the port that was asked for.
+var ErrPortTaken = errors.New("the port of the database is taken")
+
 // ErrUnsupported reports a platform on which devpg cannot run a server. Use an existing server there.
 var ErrUnsupported = errors.New("running a private PostgreSQL server is not supported on this platform")
 
@@ -37,15 +40,18 @@ func (e *ForeignDirError) Error() string {
 	return fmt.Sprintf("data directory %s %s: remove it or use another one", e.DataDir, e.Reason)
 }
 
-// RunningError reports that a server already runs in the data directory.
+// RunningError reports that a server already runs in the data directory, or is being started there.
 type RunningError struct {
 	DataDir string
-	PID     int // process of the server
+	PID     int // process of the server; 0 if another process is starting it
 	Port    int // its port; 0 if unknown
 }
 
 func (e *RunningError) Error() string {
-	return fmt.Sprintf("a PostgreSQL server (process %d, port %d) already runs in %s: "+
+	if e.PID == 0 {
+		return fmt.Sprintf("another process is starting a PostgreSQL server in %s: use that one, or another data directory", e.DataDir)
+	}
+	return fmt.Sprintf("a PostgreSQL server (process %d, port %d) already runs in %s: if it is not just ending, "+
 		"end it with `kill -INT %d`, or use another data directory", e.PID, e.Port, e.DataDir, e.PID)
 }
 

@@ -60,12 +60,18 @@ func Find(ctx context.Context) (Binaries, error) {
 func FindAll(ctx context.Context) ([]Binaries, error) {
 	if dir := os.Getenv(EnvBinDir); dir != "" {
 		b, err := inspect(ctx, dir)
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("look for PostgreSQL: %w", ctx.Err())
+		}
 		if err != nil {
 			return nil, fmt.Errorf("%w: %s=%s: %w", ErrNoBinaries, EnvBinDir, dir, err)
 		}
 		return []Binaries{b}, nil
 	}
 	found := findIn(ctx, candidates(ctx, usualDirs))
+	if ctx.Err() != nil { // programs that were cut short count as not there
+		return nil, fmt.Errorf("look for PostgreSQL: %w", ctx.Err())
+	}
 	if len(found) == 0 {
 		return nil, fmt.Errorf("%w: %s", ErrNoBinaries, installAdvice(runtime.GOOS))
 	}

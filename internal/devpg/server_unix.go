@@ -34,9 +34,6 @@ const (
 	stopGrace     = 5 * time.Second
 )
 
-// errPortTaken reports that another process took the chosen port first.
-var errPortTaken = errors.New("port is taken")
-
 // Server is a running PostgreSQL server.
 type Server struct {
 	bin       Binaries
@@ -57,7 +54,7 @@ type Server struct {
 
 // Start runs a server in opts.DataDir and returns when it answers. ctx bounds the start, not the life of the server.
 //
-// It fails with an error that wraps [ErrNoBinaries], or with a [VersionError], [ForeignDirError], [RunningError] or
+// It fails with an error that wraps [ErrNoBinaries] or [ErrPortTaken], or with a [VersionError], [ForeignDirError], [RunningError] or
 // [PassageError].
 func Start(ctx context.Context, opts Options) (*Server, error) {
 	opts, err := opts.withDefaults()
@@ -72,6 +69,11 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 }
 
 func start(ctx context.Context, opts Options) (*Server, error) {
+	var lock dirLock
+	defer lock.release()
+	if err := lock.take(opts.DataDir); err != nil {
+		return nil, err
+	}
 	major, err := clusterVersion(opts.DataDir)
 	if err != nil {
 		return nil, err
@@ -88,6 +90,13 @@ func start(ctx context.Context, opts Options) (*Server, error) {
 		return nil, err
 	}
 	if err := acct.checkPassage(bin.Program("postgres")); err != nil {
+		return nil, err
+	}
+	// The directory is there now, and another start may have filled it before it was locked.
+	if err := lock.take(opts.DataDir); err != nil {
+		return nil, err
+	}
+	if major, err = clusterVersion(opts.DataDir); err != nil {
 		return nil, err
 	}
 	if f, running, err := findRunning(opts.DataDir); err != nil {
@@ -116,7 +125,7 @@ func (s *Server) open(ctx context.Context, opts Options, acct account, isNew boo
 	}
 	password, err := os.ReadFile(filepath.Join(s.dataDir, PasswordFile))
 	if errors.Is(err, fs.ErrNotExist) {
-		return &ForeignDirError{DataDir: s.dataDir, Reason: "holds a cluster that syncpg did not finish making"}
+		return &ForeignDirError{DataDir: s.dataDir, Reason: "holds a cluster that syncpg did not make, or not to its end"}
 	}
 	if err != nil {
 		return fmt.Errorf("read the password of the cluster: %w", err)
@@ -125,7 +134,7 @@ func (s *Server) open(ctx context.Context, opts Options, acct account, isNew boo
 
 	for attempt := 1; ; attempt++ {
 		err = s.launch(ctx, opts, acct)
-		if opts.Port != 0 || attempt == bindAttempts || !errors.Is(err, errPortTaken) {
+		if opts.Port != 0 || attempt == bindAttempts || !errors.Is(err, ErrPortTaken) {
 			return err
 		}
 	}
@@ -292,7 +301,9 @@ func (s *Server) initialize(ctx context.Context, acct account, sync bool) error 
 	cmd.Dir, cmd.Env = "/", environ()
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.WaitDelay = stopGrace
-	if err := cmd.Run(); err != nil {
+	if err := cmd.Run(); ctx.Err() != nil {
+		return fmt.Errorf("initialize the cluster: %w", ctx.Err())
+	} else if err != nil {
 		return fmt.Errorf("initialize the cluster: %w\n%s", err, out)
 	}
 	if err := os.Remove(pwfile); err != nil {
@@ -375,7 +386,7 @@ func (s *Server) launch(ctx context.Context, opts Options, acct account) error {
 		_ = s.proc.Signal(syscall.SIGQUIT)
 		<-s.done
 		if text := s.out.String(); strings.Contains(text, "could not bind") || strings.Contains(text, "could not create any TCP/IP sockets") {
-			return fmt.Errorf("%w: %d\n%s", errPortTaken, s.port, text)
+			return fmt.Errorf("%w: %d", ErrPortTaken, s.port)
 		}
 		return fmt.Errorf("%w\n%s", err, s.out)
 	}

@@ -208,6 +208,7 @@ func TestFailedStartShowsTheServersWords(t *testing.T) {
 	addr, ok := l.Addr().(*net.TCPAddr)
 	require.True(t, ok)
 	_, err = devpg.Start(t.Context(), devpg.Options{DataDir: dir, Port: addr.Port})
+	require.ErrorIs(t, err, devpg.ErrPortTaken)
 	require.ErrorContains(t, err, strconv.Itoa(addr.Port))
 
 	start(t, devpg.Options{DataDir: dir})
@@ -219,8 +220,49 @@ func TestCancelledInitializationLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	_, err := devpg.Start(ctx, devpg.Options{DataDir: dir})
-	require.Error(t, err)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.NotErrorIs(t, err, devpg.ErrNoBinaries)
 	start(t, devpg.Options{DataDir: dir})
+}
+
+func TestCancelledSearchIsNoMissingInstallation(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := devpg.Start(ctx, devpg.Options{DataDir: dataDir(t)})
+	require.ErrorIs(t, err, context.Canceled)
+	require.NotErrorIs(t, err, devpg.ErrNoBinaries)
+}
+
+// Every start but one is refused; none empties what another has begun.
+func TestStartsAtOnceInOneDirectory(t *testing.T) {
+	t.Parallel()
+	dir := dataDir(t)
+	type started struct {
+		server *devpg.Server
+		err    error
+	}
+	results := make(chan started)
+	const starts = 4
+	for range starts {
+		go func() {
+			s, err := devpg.Start(t.Context(), devpg.Options{DataDir: dir, Port: -1})
+			results <- started{s, err}
+		}()
+	}
+	var servers []*devpg.Server
+	for range starts {
+		r := <-results
+		if r.err == nil {
+			servers = append(servers, r.server)
+			continue
+		}
+		var running *devpg.RunningError
+		require.ErrorAs(t, r.err, &running)
+	}
+	require.Len(t, servers, 1)
+	require.Equal(t, 1, query[int](t, servers[0].DSN("postgres"), `select 1`))
+	stop(t, servers[0])
 }
 
 func TestStopDoesNotWaitForEver(t *testing.T) {
