@@ -24,7 +24,7 @@ type devCmd struct {
 	listenFlags
 	DataDir       string `name:"data-dir" default:".syncpg" setting:"" help:"Directory of the database. It is made if it is not there, and kept."`
 	Schema        string `name:"schema" placeholder:"FILE" setting:"" help:"Schema IR to install and serve. Default: the compiled-in sample."`
-	PGPort        int    `name:"pg-port" default:"0" setting:"" help:"Port of the database on 127.0.0.1. 0 takes a free one."`
+	PGPort        int    `name:"pg-port" default:"0" setting:"" help:"Port of the database on 127.0.0.1. 0 takes a free one at each start."`
 	AllowDownload bool   `name:"allow-download" setting:"" help:"Download PostgreSQL when the machine has no server binaries."`
 	AllowRemote   bool   `name:"allow-remote" setting:"" help:"Let --listen be another address than a loopback one, where anybody who reaches it may read and write everything."`
 }
@@ -80,7 +80,7 @@ func (c *devCmd) Run(ctx context.Context, p *program) (err error) {
 	defer pool.Close()
 	a := devAuth(s)
 	server, err := syncpg.New(pool, syncpg.Config{
-		Schema: s, AppSchema: c.AppSchema, Authenticate: a.authenticate, ResolveScopes: a.resolveScopes, Logger: p.log,
+		Schema: s, AppSchema: string(c.AppSchema), Authenticate: a.authenticate, ResolveScopes: a.resolveScopes, Logger: p.log,
 	})
 	if err != nil {
 		return fmt.Errorf("make the server: %w", err)
@@ -111,6 +111,9 @@ var errDatabaseEnded = errors.New("the database has ended by itself; --log-level
 
 // startError says what to do when the database does not start.
 func startError(err error) error {
+	if errors.Is(err, devpg.ErrPortTaken) {
+		return fmt.Errorf("%w; --pg-port takes another port, and 0 a free one", err)
+	}
 	if errors.Is(err, devpg.ErrNoBinaries) {
 		err = fmt.Errorf("%w; or run `%s dev --allow-download` to download PostgreSQL", err, self())
 	}
@@ -137,7 +140,7 @@ func (c *devCmd) prepare(ctx context.Context, pg *devpg.Server, s *syncpg.Schema
 	if err := m.Up(ctx); err != nil {
 		return nil, c.fresh(err)
 	}
-	if err := schemaddl.Install(ctx, conn, s, schemaddl.Options{AppSchema: c.AppSchema}); err != nil {
+	if err := schemaddl.Install(ctx, conn, s, c.options()); err != nil {
 		return nil, c.fresh(err)
 	}
 	cfg, err := pgxpool.ParseConfig(pg.SocketDSN(devDatabase))

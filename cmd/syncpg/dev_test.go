@@ -3,6 +3,7 @@
 package main
 
 import (
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -129,6 +130,13 @@ func TestDevSaysWhenTheAddressIsTaken(t *testing.T) {
 	require.Equal(t, exitFailed, r.code)
 	require.Contains(t, r.stderr, "--listen takes another address")
 	require.NoDirExists(t, dir)
+
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	require.NoError(t, err)
+	r = runCommand(t, "dev", "--listen", "127.0.0.1:0", "--data-dir", dir, "--pg-port", port)
+	require.Equal(t, exitFailed, r.code)
+	require.Contains(t, r.stderr, "the port of the database is taken: "+port+"; --pg-port takes another port")
+	require.NotContains(t, r.stderr, "FATAL")
 }
 
 // Not parallel: package devpg reads the environment of the process.

@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -114,6 +116,9 @@ func run(ctx context.Context, args, environ []string, stdin io.Reader, stdout, s
 	if err != nil {
 		panic(err) // The struct tags of cli are wrong.
 	}
+	if slices.Equal(args, []string{"--version"}) {
+		args = []string{"version"} // what most programs understand
+	}
 	selected, err := parser.Parse(args)
 	if err != nil {
 		return p.usage(args, parser, p.settings.Explain(err))
@@ -154,6 +159,9 @@ func flagHelp(v *kong.Value) string {
 	return fmt.Sprintf("%s ($%s)", v.Help, strings.Join(names, ", $"))
 }
 
+// valueMissing is how the parser says that a flag ends the command line.
+var valueMissing = regexp.MustCompile(`^(--\S+): expected .* but got "EOL" \(<EOL>\)$`)
+
 // usage reports an error about the command line or the settings.
 func (p *program) usage(args []string, parser *kong.Kong, err error) int {
 	// Of what was typed only the names of commands are worth repeating.
@@ -165,7 +173,8 @@ func (p *program) usage(args []string, parser *kong.Kong, err error) int {
 		}
 		command = child
 	}
-	_, _ = fmt.Fprintf(p.stderr, "syncpg: %v\nRun \"%s --help\" for how to use it.\n", err, command.FullPath())
+	text := valueMissing.ReplaceAllString(err.Error(), "$1 needs a value")
+	_, _ = fmt.Fprintf(p.stderr, "syncpg: %s\nRun \"%s --help\" for how to use it.\n", text, command.FullPath())
 	return exitUsage
 }
 
@@ -189,7 +198,7 @@ func (p *program) report(ctx context.Context, selected *kong.Context, err error)
 	case errors.As(err, &usage):
 		return p.usage(strings.Fields(selected.Command()), selected.Kong, err)
 	}
-	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+	if ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
 		err = errors.New("interrupted")
 	}
 	_, _ = fmt.Fprintf(p.stderr, "syncpg: %v\n", explain(err))

@@ -121,6 +121,7 @@ func TestWrongUsageExitsWith2AndSaysWhereToLook(t *testing.T) {
 		{"unknown command", invocation{args: []string{"frobnicate"}}, []string{"unexpected argument frobnicate", `Run "syncpg --help"`}},
 		{"unknown flag", invocation{args: []string{"migrate", "up", "--nope"}}, []string{"unknown flag --nope", `Run "syncpg migrate up --help"`}},
 		{"missing flag", invocation{args: []string{"smoke"}}, []string{"missing flags: --url", `Run "syncpg smoke --help"`}},
+		{"flag without its value", invocation{args: []string{"smoke", "--url"}}, []string{"syncpg: --url needs a value\n"}},
 		{"wrong log level", invocation{args: []string{"version", "--log-level=loud"}}, []string{"--log-level", `"loud"`}},
 		{"wrong log level in the environment", invocation{args: []string{"version"}, env: []string{"SYNCPG_LOG_LEVEL=loud"}}, []string{`"loud"`, "value from SYNCPG_LOG_LEVEL"}},
 		{"unknown key of the file", invocation{args: []string{"version", "--config", typo}}, []string{`syncpg.yaml:2: unknown key "listn", did you mean listen?`}},
@@ -135,6 +136,10 @@ func TestWrongUsageExitsWith2AndSaysWhereToLook(t *testing.T) {
 		{"smoke with half a header", invocation{args: []string{"smoke", "--url", "http://h", "--header", "x"}}, []string{`--header must have the form "NAME: VALUE"`}},
 		{"smoke with an unknown table", invocation{args: []string{"smoke", "--url", "http://h", "--table", "x"}}, []string{`the schema has no table "x"`}},
 		{"smoke with an unknown scope", invocation{args: []string{"smoke", "--url", "http://h", "--scope", "x=y"}}, []string{`no scope variable "x"`}},
+		{"app tables among ours", invocation{args: []string{"schema", "apply", "--schema", sample, "--app-schema", "syncpg"}}, []string{"--app-schema", `"syncpg" is not for app tables`}},
+		{"app tables among ours by the environment", invocation{args: []string{"dev"}, env: []string{"SYNCPG_APP_SCHEMA=pg_app"}}, []string{"is not for app tables", "value from SYNCPG_APP_SCHEMA"}},
+		{"a port that does not exist", invocation{args: []string{"dev", "--listen", "127.0.0.1:80000"}}, []string{"--listen: ", "invalid port"}},
+		{"serve with a wrong header", invocation{args: []string{"serve", "--schema", sample, "--auth-header-actor=X Actor", "--auth-header-partition=P", "--allow-all-scopes"}}, []string{`--auth-header-actor: "X Actor" is no name of a header`}},
 		{"dev for everybody", invocation{args: []string{"dev", "--listen", "0.0.0.0:0"}}, []string{"loopback addresses only", "give --allow-remote"}},
 		{"dev on every address", invocation{args: []string{"dev", "--listen", ":0"}}, []string{"give --allow-remote"}},
 		{"dev on no address", invocation{args: []string{"dev", "--listen", "here"}}, []string{"--listen: address here: missing port"}},
@@ -191,6 +196,7 @@ func TestVersion(t *testing.T) {
 	r := runCommand(t, "version")
 	require.Zero(t, r.code)
 	require.Contains(t, r.stdout, "wire versions  1, 2, 3\n")
+	require.Equal(t, r, runCommand(t, "--version"))
 	r = runCommand(t, "version", "--json")
 	require.Zero(t, r.code)
 	require.Contains(t, r.stdout, `"wireVersions": [`)

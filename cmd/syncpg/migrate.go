@@ -103,6 +103,12 @@ type migrateDownCmd struct {
 	To int `name:"to" required:"" placeholder:"VERSION" help:"Version to go back to. 0 removes everything, all rows of the log included."`
 }
 
+// Help explains the command.
+func (*migrateDownCmd) Help() string {
+	return "The app's own tables stay, without the history that clients need to go on. Before the schema can be applied again " +
+		"they have to be renamed or dropped."
+}
+
 // Run takes migrations back.
 func (c *migrateDownCmd) Run(ctx context.Context, p *program) error {
 	return c.move(ctx, p, "take back", func(m *migrations.Migrator) error {

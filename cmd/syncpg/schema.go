@@ -40,9 +40,14 @@ func loadSchema(path string) (s *schema.Schema, name string, err error) {
 	return s, name, nil
 }
 
-// appSchemaFlag names the database schema of the app's tables.
+// appSchema is the name of a database schema for the app's tables.
+type appSchema string
+
+// Validate is called when the flags are parsed.
+func (s appSchema) Validate() error { return schemaddl.CheckAppSchema(string(s)) }
+
 type appSchemaFlag struct {
-	AppSchema string `name:"app-schema" default:"public" setting:"" help:"Database schema of the app's tables."`
+	AppSchema appSchema `name:"app-schema" default:"public" setting:"" help:"Database schema of the app's tables."`
 }
 
 type schemaFlags struct {
@@ -83,7 +88,9 @@ func (c *schemaCheckCmd) Run(ctx context.Context, p *program) error {
 	return nil
 }
 
-func (f schemaFlags) options() schemaddl.Options { return schemaddl.Options{AppSchema: f.AppSchema} }
+func (f appSchemaFlag) options() schemaddl.Options {
+	return schemaddl.Options{AppSchema: string(f.AppSchema)}
+}
 
 // checkInstalled compares a database with a schema, its migrations first.
 func checkInstalled(ctx context.Context, pool *pgxpool.Pool, s *schema.Schema, o schemaddl.Options) error {
@@ -137,27 +144,30 @@ func (c *schemaApplyCmd) Run(ctx context.Context, p *program) error {
 		return err
 	}
 	defer pool.Close()
-	err = checkInstalled(ctx, pool, s, c.options())
+	found := checkInstalled(ctx, pool, s, c.options())
+	stale, missing := errors.Is(found, schemaddl.ErrFunctionsStale), errors.Is(found, schemaddl.ErrNotInstalled)
 	switch {
-	case err == nil:
+	case found == nil:
 		p.printf("nothing to do: the database has %s, version %d\n", name, s.Version)
 		return nil
-	case errors.Is(err, schemaddl.ErrFunctionsStale):
-		p.printf("replace the generated functions, which are of another build\n")
-	case errors.Is(err, schemaddl.ErrNotInstalled) && c.DryRun:
-		printStatements(p, plan)
-	case errors.Is(err, schemaddl.ErrNotInstalled):
-		if err := printPlan(p, plan); err != nil {
-			return err
+	case !stale && !missing:
+		return found
+	case !c.DryRun:
+		if err := schemaddl.Install(ctx, pool, s, c.options()); err != nil {
+			return asState(err)
 		}
+	}
+	// What was done, once it stands, or else what would be.
+	switch {
+	case stale:
+		p.printf("replace the generated functions, which are of another build\n")
+	case c.DryRun:
+		printStatements(p, plan)
 	default:
-		return err
+		printPlan(p, plan)
 	}
 	if c.DryRun {
 		return nil
-	}
-	if err := schemaddl.Install(ctx, pool, s, c.options()); err != nil {
-		return asState(err)
 	}
 	p.printf("installed %s, version %d\n", name, s.Version)
 	return nil
@@ -185,7 +195,7 @@ func printSchema(p *program, s *schema.Schema, name string) error {
 }
 
 // printPlan lists what an installation makes: tables and indexes one by one, functions by their number.
-func printPlan(p *program, statements []string) error {
+func printPlan(p *program, statements []string) {
 	functions := 0
 	for _, sql := range statements {
 		line, _, _ := strings.Cut(sql, "\n")
@@ -201,7 +211,6 @@ func printPlan(p *program, statements []string) error {
 	if functions > 0 {
 		p.printf("create %s\n", plural(functions, "generated function"))
 	}
-	return nil
 }
 
 // printStatements prints a plan as a script.

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/syncpg/syncpg/internal/pgtest"
@@ -85,6 +87,19 @@ func TestSchemaIsRefusedWhenTheDatabaseHasAnother(t *testing.T) {
 			require.Contains(t, r.stderr, tc.want)
 		}
 	}
+}
+
+func TestSchemaThatCannotBeInstalledPrintsNoPlan(t *testing.T) {
+	t.Parallel()
+	url := pgtest.DSN(t)
+	conn, err := pgx.Connect(t.Context(), url)
+	require.NoError(t, err)
+	_, err = conn.Exec(t.Context(), `create table public.notes ()`)
+	require.NoError(t, errors.Join(err, conn.Close(t.Context())))
+	r := runCommand(t, "schema", "apply", "--schema", writeFile(t, "small.json", smallSchema), "--database-url", url)
+	require.Equal(t, exitFailed, r.code)
+	require.Empty(t, r.stdout)
+	require.Contains(t, r.stderr, `create table "public"."notes": an object of this name exists already`)
 }
 
 func TestSchemaNeedsMigrationsFirst(t *testing.T) {

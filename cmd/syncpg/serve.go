@@ -8,7 +8,9 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"regexp"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/syncpg/syncpg"
@@ -43,7 +45,8 @@ Authentication: the program has to be told how to tell who asks, and refuses to 
 		`behind a proxy that authenticates, and name the headers in which the proxy passes actor, partition and scopes ` +
 		`(--auth-header-…). That is safe when two things hold: the proxy removes these headers from what clients send, and ` +
 		`clients cannot reach this server past it. The second is checked: requests from other addresses than ` +
-		`--trusted-proxy are refused. Programs that decide in Go embed the package instead.
+		`--trusted-proxy are refused. Why a request was refused is logged at --log-level debug. Programs that decide in Go embed ` +
+		`the package instead.
 
 TLS ends at the proxy. Sizes of the pool are part of the database URL: ?pool_max_conns=20. Behind a pooler in ` +
 		`transaction mode add ?default_query_exec_mode=exec.`
@@ -65,7 +68,7 @@ func (c *serveCmd) Run(ctx context.Context, p *program) error {
 	}
 	defer pool.Close()
 	server, err := syncpg.New(pool, syncpg.Config{
-		Schema: s, AppSchema: c.AppSchema, Authenticate: a.authenticate, ResolveScopes: a.resolveScopes, Logger: p.log,
+		Schema: s, AppSchema: string(c.AppSchema), Authenticate: a.authenticate, ResolveScopes: a.resolveScopes, Logger: p.log,
 	})
 	if err != nil {
 		return fmt.Errorf("make the server: %w", err)
@@ -100,6 +103,13 @@ func (c *serveCmd) auth(s *syncpg.Schema) (auth, error) {
 	case c.AuthHeaderScopes != "" && c.AllowAllScopes:
 		return auth{}, usagef("--auth-header-scopes and --allow-all-scopes exclude each other")
 	}
+	for flag, name := range map[string]string{
+		"--auth-header-actor": c.AuthHeaderActor, "--auth-header-partition": c.AuthHeaderPartition, "--auth-header-scopes": c.AuthHeaderScopes,
+	} {
+		if name != "" && !headerName.MatchString(name) {
+			return auth{}, usagef("%s: %q is no name of a header", flag, name)
+		}
+	}
 	h := headerAuth{actor: c.AuthHeaderActor, partition: c.AuthHeaderPartition, scopes: c.AuthHeaderScopes, trusted: loopback}
 	if len(c.TrustedProxy) > 0 {
 		var err error
@@ -109,6 +119,9 @@ func (c *serveCmd) auth(s *syncpg.Schema) (auth, error) {
 	}
 	return h.auth(s), nil
 }
+
+// headerName is the grammar of a header's name.
+var headerName = regexp.MustCompile("^[0-9A-Za-z!#$%&'*+.^_`|~-]+$")
 
 func (c *serveCmd) checkDevAuth() error {
 	return checkLoopback(c.Listen, c.DevAuthRemote, "--dev-auth-remote")
@@ -139,9 +152,24 @@ func (f listenFlags) listen(ctx context.Context) (net.Listener, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", f.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("%w; is another server running there? --listen takes another address", err)
+		return nil, listenError(err)
 	}
 	return l, nil
+}
+
+// listenError adds to an error what to do about it.
+func listenError(err error) error {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("%w; is another server running there? --listen takes another address", err)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return fmt.Errorf("%w; no network interface here has this address, --listen takes another", err)
+	case errors.Is(err, syscall.EACCES):
+		return fmt.Errorf("%w; this port needs more rights, --listen takes another", err)
+	case errors.As(err, new(*net.AddrError)), errors.As(err, new(*net.DNSError)):
+		return usagef("--listen: %w", err)
+	}
+	return err
 }
 
 // Bounds of the HTTP server. The time for a response has bounds of its own in package httpsync.
@@ -200,7 +228,7 @@ func notReady(err error, schemaFile string) error {
 		switch {
 		case errors.Is(c.Err, schemaddl.ErrNotInstalled), errors.Is(c.Err, schemaddl.ErrFunctionsStale):
 			fmt.Fprintf(&b, "\n  run: syncpg schema apply --schema %s", schemaFile)
-		case c.Help != "":
+		case c.Help != "" && !strings.Contains(c.Err.Error(), c.Help):
 			fmt.Fprintf(&b, "\n  %s", c.Help)
 		}
 	}

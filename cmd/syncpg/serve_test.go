@@ -3,11 +3,14 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/url"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -26,7 +29,7 @@ func TestServeRefusesADatabaseThatIsNotReady(t *testing.T) {
 	r := runCommand(t, serve...)
 	require.Equal(t, exitState, r.code)
 	require.Contains(t, r.stderr, "migrations: the database schema is too old")
-	require.Contains(t, r.stderr, "run `syncpg migrate up`")
+	require.Equal(t, 1, strings.Count(r.stderr, "run `syncpg migrate up`"), r.stderr)
 
 	require.Zero(t, runCommand(t, "migrate", "up", "--database-url", url).code)
 	r = runCommand(t, serve...)
@@ -42,6 +45,25 @@ func TestServeRefusesADatabaseThatIsNotReady(t *testing.T) {
 	r = runCommand(t, "serve", "--dev-auth", "--listen", "127.0.0.1:0", "--schema", other, "--database-url", url)
 	require.Equal(t, exitState, r.code)
 	require.Contains(t, r.stderr, "sync.storage.stored_layout_mismatch")
+	require.NotContains(t, r.stderr, "syncpg schema apply", "which would refuse the same")
+}
+
+func TestListenErrorsSayWhatToDo(t *testing.T) {
+	t.Parallel()
+	l, err := listenFlags{Listen: "127.0.0.1:0"}.listen(t.Context())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.Close()) }()
+	for listen, want := range map[string]string{
+		l.Addr().String(): "is another server running there?",
+		"192.0.2.1:0":     "no network interface here has this address",
+		"127.0.0.1:80000": "--listen: ",
+		"127.0.0.1":       "--listen: ",
+	} {
+		_, err := listenFlags{Listen: listen}.listen(t.Context())
+		require.ErrorContains(t, err, want, listen)
+		require.Equal(t, want == "--listen: ", errors.As(err, new(usageError)), listen)
+	}
+	require.ErrorContains(t, listenError(syscall.EACCES), "needs more rights")
 }
 
 func TestServeBehindAProxyThatAuthenticates(t *testing.T) {

@@ -84,7 +84,7 @@ func plain(value *yaml.Node) (string, error) {
 
 // didYouMean proposes the known name that is closest to an unknown one, or lists what is known when none is close.
 func didYouMean(name string, known []string) string {
-	best, distance := "", len(name)/3+1
+	best, distance := "", len(strings.TrimPrefix(name, envPrefix))/3+1
 	for _, k := range known {
 		if d := editDistance(strings.ToLower(name), strings.ToLower(k)); d < distance {
 			best, distance = k, d

@@ -200,6 +200,7 @@ func TestUnknownKeysAreErrors(t *testing.T) {
 		{"not a mapping", nil, "- listen", []string{`must be a mapping of keys to values`}},
 		{"two documents", nil, "listen: a\n---\nlisten: b", []string{`more than one YAML document`}},
 		{"not YAML", nil, "listen: [", []string{"syncpg.yaml: yaml:"}},
+		{"variable like no other", []string{"SYNCPG_FOO=a"}, "", []string{"unknown environment variable SYNCPG_FOO; known are "}},
 		{"misspelt variable", []string{"SYNCPG_LISTN=a"}, "", []string{"unknown environment variable SYNCPG_LISTN, did you mean SYNCPG_LISTEN?"}},
 		{"a flag of the command line only, as variable", []string{"SYNCPG_JSON=1"}, "", []string{"unknown environment variable SYNCPG_JSON"}},
 		{"a wrong value names its place", nil, "\npg-port: many", []string{"--pg-port", "value from", "syncpg.yaml:2"}},

@@ -59,7 +59,11 @@ func checkReady(ctx context.Context, o Options) (string, error) {
 		e := &notReadyError{}
 		for _, c := range body.Checks {
 			if c.Status != "ok" {
-				e.failed = append(e.failed, strings.TrimSpace(c.Name+" "+c.Status+" "+c.Help))
+				what := c.Name + " " + c.Status
+				if c.Help != "" {
+					what += ": " + c.Help
+				}
+				e.failed = append(e.failed, what)
 			}
 		}
 		return "", e
@@ -111,6 +115,8 @@ func whatToLookAt(err error) string {
 		return "the host name of --url is not known: is it spelt right?"
 	case errors.As(err, &network):
 		return "is the server running, and is this its address? `syncpg dev` starts one on http://127.0.0.1:8787"
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return "the connection was closed before an answer was there: does this port speak HTTP? If it does, look at the server's log"
 	case errors.Is(err, context.DeadlineExceeded):
 		return "the server is slow or hangs: look at its log and at pg_stat_activity, or allow more with --timeout"
 	case errors.Is(err, client.ErrProtocol):
@@ -122,7 +128,7 @@ func whatToLookAt(err error) string {
 func lookAtCode(code ssp2.Code) string {
 	switch code {
 	case ssp2.CodeAuthRequired:
-		return "the server does not accept the credentials: give others with --token or --header"
+		return "the server does not accept the credentials: give others with --token or --header; at --log-level debug its log says why"
 	case ssp2.CodeForbidden, ssp2.CodeScopeRevoked:
 		return "the actor may not write these scopes: give values it is allowed with --scope VARIABLE=VALUE, or another token"
 	case ssp2.CodeUnknownTable, ssp2.CodeSchemaMismatch, ssp2.CodeInvalidSubscription:

@@ -280,7 +280,12 @@ func TestFailuresSayWhatToLookAt(t *testing.T) {
 		{
 			name:      "not ready",
 			intercept: json(503, `{"status":"unavailable","checks":[{"name":"database","status":"ok"},{"name":"schema","status":"failed","help":"run x"}]}`),
-			err:       "not ready: schema failed run x", look: "syncpg migrate status",
+			err:       "not ready: schema failed: run x", look: "syncpg migrate status",
+		},
+		{
+			name:      "no HTTP",
+			intercept: func(http.ResponseWriter, *http.Request) bool { panic(http.ErrAbortHandler) },
+			err:       "EOF", look: "does this port speak HTTP?",
 		},
 		{name: "an unready proxy", intercept: json(502, `oops`), err: "answered HTTP 502", look: "perhaps a proxy"},
 		{
