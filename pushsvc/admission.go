@@ -107,7 +107,6 @@ type transaction struct {
 	state    *candidate
 
 	lastSeq   int64     // newest seq so far
-	bound     bool      // the client records are written
 	rejected  []*commit // not recorded yet
 	aborted   bool      // a statement failed after the savepoint was set
 	committed bool

@@ -47,7 +47,7 @@ func (t *transaction) apply(ctx context.Context) error {
 // rejected. last says that nothing follows, so that the flush also commits.
 func (t *transaction) applyRange(ctx context.Context, commits []*commit, last bool) error {
 	mark := t.state.mark()
-	plan, err := t.plan(commits)
+	plan, err := t.plan(ctx, commits)
 	if err != nil {
 		return err
 	}
@@ -77,16 +77,20 @@ func (t *transaction) applyRange(ctx context.Context, commits []*commit, last bo
 }
 
 // plan runs the commits over the candidate state and sets their outcomes.
-func (t *transaction) plan(commits []*commit) (*planned, error) {
+func (t *transaction) plan(ctx context.Context, commits []*commit) (*planned, error) {
 	p := &planned{}
 	seq := t.lastSeq
 	for _, c := range commits {
 		if c.req.refused() {
 			continue
 		}
-		changes, err := t.stage(c)
+		mark := t.state.mark()
+		changes, err := t.decideCommit(ctx, c)
+		if err != nil {
+			t.state.rollback(mark)
+		}
 		if r := (*refusal)(nil); errors.As(err, &r) {
-			c.outcome = rejection(r.result)
+			c.outcome = r.outcome()
 			p.rejected = append(p.rejected, c)
 			continue
 		}
@@ -100,4 +104,14 @@ func (t *transaction) plan(commits []*commit) (*planned, error) {
 		p.applied = append(p.applied, appliedCommit{c, changes})
 	}
 	return p, nil
+}
+
+// decideCommit stages a commit and lets the hooks say what they think of it.
+func (t *transaction) decideCommit(ctx context.Context, c *commit) ([]change, error) {
+	if t.s.validators != nil {
+		var done context.CancelFunc
+		ctx, done = t.hookContext(ctx, c)
+		defer done()
+	}
+	return t.stage(ctx, c)
 }

@@ -123,7 +123,9 @@ func (t *transaction) flush(ctx context.Context, p *planned, last bool) (*statem
 	}
 	t.aborted = false
 	t.committed = last
-	t.bound = true
+	for _, c := range outcomes {
+		c.req.actor = c.req.Actor
+	}
 	t.rejected = nil
 	t.lastSeq += int64(len(p.applied))
 	t.state.bury(p.applied)
@@ -158,7 +160,7 @@ func (f *flush) queueAdmit(p *db.PushAdmitParams) {
 	f.queue("admitting the push", pushAdmit, p.Partition, p.Now, p.ClientIds, p.CommitClients, p.CommitIds, p.Tables, p.RowIds)
 }
 
-// queueOutcomes records outcomes, and the client if this is the first of it.
+// queueOutcomes records outcomes, and the clients of which these are the first.
 func (t *transaction) queueOutcomes(f *flush, commits []*commit) error {
 	n := len(commits)
 	p := db.PushRecordOutcomesParams{
@@ -175,12 +177,8 @@ func (t *transaction) queueOutcomes(f *flush, commits []*commit) error {
 			return err
 		}
 		p.OutcomeIds[i] = newOutcomeID()
-	}
-	if !t.bound {
-		for _, r := range t.requests {
-			if r.actor == "" && !r.refused() {
-				p.NewClients, p.NewActors = append(p.NewClients, r.ClientID), append(p.NewActors, r.Actor)
-			}
+		if c.req.actor == "" && !slices.Contains(p.NewClients, c.req.ClientID) {
+			p.NewClients, p.NewActors = append(p.NewClients, c.req.ClientID), append(p.NewActors, c.req.Actor)
 		}
 	}
 	f.add(statement{what: "recording outcomes", outcomes: true}, pushRecordOutcomes, p.Partition, p.Now, p.ClientIds, p.CommitIds, p.Statuses,

@@ -2,6 +2,7 @@ package pushsvc
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -22,8 +23,12 @@ type change struct {
 	scopes  []string  // of the row after an upsert, before a delete
 }
 
-// refusal ends a commit: the result record of the terminating operation.
-type refusal struct{ result ssp2.OpResult }
+// refusal ends a commit: the result record of the terminating operation, and what
+// the host lets the client know of it (§6.3.1), "" for nothing.
+type refusal struct {
+	result  ssp2.OpResult
+	details string
+}
 
 func (r *refusal) Error() string { return r.result.Code + ": " + r.result.Message }
 
@@ -39,7 +44,7 @@ type operation struct {
 }
 
 func (o *operation) refuse(code ssp2.Code, message string) error {
-	return &refusal{opError(o.index, code, message)}
+	return &refusal{result: opError(o.index, code, message)}
 }
 
 func (o *operation) forbidden() error {
@@ -47,7 +52,7 @@ func (o *operation) forbidden() error {
 }
 
 func (o *operation) conflict(columns ssp2.Bitmap, message string) error {
-	return &refusal{ssp2.OpResult{
+	return &refusal{result: ssp2.OpResult{
 		OpIndex: int32(o.index), Status: ssp2.OpConflict, Code: string(ssp2.CodeVersionConflict), Message: message,
 		ServerVersion: o.stored.version, ServerRow: o.stored.payload, ConflictColumns: columns,
 	}}
@@ -59,14 +64,13 @@ func (o *operation) change(row *rowState) *change {
 }
 
 // stage runs the operations of a commit over the candidate state and returns its
-// changes. A *refusal leaves the state as it was; any other error is internal.
-func (t *transaction) stage(c *commit) ([]change, error) {
-	mark := t.state.mark()
+// changes. An error is a *refusal or internal; the caller takes the state back. ctx is
+// that of the hooks.
+func (t *transaction) stage(ctx context.Context, c *commit) ([]change, error) {
 	changes := make([]change, 0, len(c.ops))
 	for i := range c.ops {
-		ch, err := t.stageOperation(c, i)
+		ch, err := t.stageOperation(ctx, c, i)
 		if err != nil {
-			t.state.rollback(mark)
 			return nil, err
 		}
 		if ch == nil {
@@ -84,8 +88,17 @@ func (t *transaction) stage(c *commit) ([]change, error) {
 
 // stageOperation decides one operation: nil for a delete of an absent row, which
 // is applied and changes nothing (§6.2).
-func (t *transaction) stageOperation(c *commit, i int) (*change, error) {
+func (t *transaction) stageOperation(ctx context.Context, c *commit, i int) (*change, error) {
 	o := &operation{Operation: &c.ops[i], commit: c, index: i}
+	ch, err := t.decide(o)
+	if err == nil && ch != nil && t.s.validators != nil {
+		err = t.validateRow(ctx, o, ch)
+	}
+	return ch, err
+}
+
+// decide applies the protocol's rules to an operation.
+func (t *transaction) decide(o *operation) (*change, error) {
 	var ok bool
 	if o.table, ok = t.s.schema.Table(o.Table); !ok {
 		return nil, o.refuse(ssp2.CodeUnknownTable, "the schema has no such table")

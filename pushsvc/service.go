@@ -48,6 +48,8 @@ type Config struct {
 	// Defaults 1000 and 10 s.
 	MaxWaiting int
 	MaxWait    time.Duration
+	// Validators holds the row validator of each table that has one, by name (§6.7).
+	Validators map[string]Validator
 	// Gate is shared with the other services of a server. Default one of its own.
 	Gate *gate.Gate
 	// Logger receives what clients are not told. Default: nothing is logged.
@@ -64,6 +66,7 @@ type Service struct {
 	log           *slog.Logger
 	write         []pgtx.Statement // by Table.Index: schemaddl.WriteRowsSQL
 	stored        [][]int          // by Table.Index: schemaddl.StoredColumns
+	validators    []Validator      // by Table.Index; nil when there are none
 
 	queues             queues
 	queueOff           bool
@@ -103,6 +106,18 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
+	}
+	for name, v := range cfg.Validators {
+		table, ok := cfg.Schema.Table(name)
+		switch {
+		case !ok:
+			return nil, fmt.Errorf("pushsvc: Config.Validators: the schema has no table %q", name)
+		case v == nil:
+			return nil, fmt.Errorf("pushsvc: Config.Validators: that of table %q is nil", name)
+		case s.validators == nil:
+			s.validators = make([]Validator, len(cfg.Schema.Tables))
+		}
+		s.validators[table.Index] = v
 	}
 	for _, t := range cfg.Schema.Tables {
 		s.write = append(s.write, pgtx.NewStatement(schemaddl.WriteRowsSQL(t)))
