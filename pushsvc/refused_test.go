@@ -185,7 +185,7 @@ func TestManyRefusedCommits(t *testing.T) {
 	var commits []ssp2.PushCommit
 	for i := range 64 {
 		id := strconv.Itoa(i)
-		row := map[string]any{"id": id, "project_id": "pr1", "slug": fmt.Sprint(i / 2)}
+		row := map[string]any{"id": id, "project_id": "pr1", "slug": strconv.Itoa(i / 2)}
 		commits = append(commits, c.commit(b.upsert(t, "notes", note(id, "a")), b.upsert(t, "slugs", row)))
 	}
 	for i, r := range c.send(t, commits...) {
