@@ -76,7 +76,9 @@
 // # Several processes
 //
 // Any number of servers may run over one database, behind any balancer, and behind
-// a connection pooler in transaction mode: no state lives in a session. A process
-// remembers the log epoch of its partitions for a minute and nothing else; every
+// a connection pooler in transaction mode: no state lives in a session. For the
+// pooler set the pool's ConnConfig.DefaultQueryExecMode to pgx.QueryExecModeExec, or
+// default_query_exec_mode=exec in its URL, so that statements are not prepared. A
+// process remembers the log epoch of its partitions for a minute and nothing else; every
 // answer is decided by what the database says.
 package syncpg

@@ -32,7 +32,10 @@ func (e *NotReadyError) Error() string {
 	var b strings.Builder
 	b.WriteString("syncpg: not ready")
 	for _, c := range e.Failing {
-		fmt.Fprintf(&b, "; %s: %v (%s)", c.Name, c.Err, c.Help)
+		fmt.Fprintf(&b, "; %s: %v", c.Name, c.Err)
+		if !strings.Contains(c.Err.Error(), c.Help) {
+			fmt.Fprintf(&b, " (%s)", c.Help)
+		}
 	}
 	return b.String()
 }

@@ -180,7 +180,10 @@ func TestClientOfAnotherActor(t *testing.T) {
 	require.NoError(t, pgtest.WaitAnyBlocked(t.Context(), b.db.Pool, 1))
 	require.NoError(t, blocker.Commit(t.Context()))
 	require.Equal(t, ssp2.CodeInvalidClientID, ssp2.CodeOf(<-failed))
-	require.Equal(t, "alice", b.record(t, "c2").Actor)
+	kept := b.record(t, "c2")
+	require.Equal(t, "alice", kept.Actor)
+	require.Nil(t, kept.Cursor, "nothing of the other's pull is recorded")
+	require.Equal(t, "[]", *kept.Subscriptions)
 }
 
 // TestRecordAtOnce: two pulls of one client at the same time both succeed, whatever

@@ -47,13 +47,13 @@ func (t *transaction) apply(ctx context.Context) error {
 // rejected. last says that nothing follows, so that the flush also commits.
 func (t *transaction) applyRange(ctx context.Context, commits []*commit, last bool) error {
 	mark := t.state.mark()
-	plan, err := t.plan(ctx, commits)
-	if err != nil {
+	plan := t.plan(ctx, commits)
+	failed, err := t.flush(ctx, plan, last)
+	if err == nil || failed == nil || !failed.row {
 		return err
 	}
-	failed, err := t.flush(ctx, plan, last)
-	if err == nil || failed == nil || !failed.row || !impossibleRow(err) {
-		return err
+	if !impossibleRow(err) {
+		return fmt.Errorf("%w: %w", errRowFailed, err)
 	}
 	t.s.log.DebugContext(ctx, "the database refused a push", "commits", len(commits), "error", err)
 	t.state.rollback(mark)
@@ -77,7 +77,7 @@ func (t *transaction) applyRange(ctx context.Context, commits []*commit, last bo
 }
 
 // plan runs the commits over the candidate state and sets their outcomes.
-func (t *transaction) plan(ctx context.Context, commits []*commit) (*planned, error) {
+func (t *transaction) plan(ctx context.Context, commits []*commit) *planned {
 	p := &planned{}
 	seq := t.lastSeq
 	for _, c := range commits {
@@ -103,7 +103,7 @@ func (t *transaction) plan(ctx context.Context, commits []*commit) (*planned, er
 		c.outcome = appliedOutcome(seq, len(c.ops))
 		p.applied = append(p.applied, appliedCommit{c, changes})
 	}
-	return p, nil
+	return p
 }
 
 // decideCommit stages a commit and lets the hooks say what they think of it.

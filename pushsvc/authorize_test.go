@@ -70,6 +70,8 @@ func TestAuthorizationRow(t *testing.T) {
 }
 
 // TestFailedResolverDeniesEverything (§3.4 rule 4); replays are answered all the same.
+//
+//nolint:paralleltest // the cases share a client
 func TestFailedResolverDeniesEverything(t *testing.T) {
 	t.Parallel()
 	b := shared(t)

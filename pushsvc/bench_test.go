@@ -247,21 +247,20 @@ func BenchmarkQueue(b *testing.B) {
 				done := make(chan error, clients)
 				c.counter.Reset()
 				b.ResetTimer()
-				for _, cl := range fleet {
-					go func() {
-						for {
-							i := next.Add(1)
-							if i > int64(b.N) {
-								done <- nil
-								return
-							}
-							a := <-cl.pushing(b.Context(), c.Service, cl.commit(c.upsert(b, "notes", note(fmt.Sprint("n", i), "x"))))
-							if a.err != nil {
-								done <- a.err
-								return
-							}
+				work := func(cl *client) error {
+					for {
+						i := next.Add(1)
+						if i > int64(b.N) {
+							return nil
 						}
-					}()
+						a := <-cl.pushing(b.Context(), c.Service, cl.commit(c.upsert(b, "notes", note(fmt.Sprint("n", i), "x"))))
+						if a.err != nil {
+							return a.err
+						}
+					}
+				}
+				for _, cl := range fleet {
+					go func() { done <- work(cl) }()
 				}
 				for range fleet {
 					require.NoError(b, <-done)

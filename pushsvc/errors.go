@@ -17,6 +17,10 @@ const (
 // sqlStateUnique is a violated unique index.
 const sqlStateUnique = "23505"
 
+// errRowFailed says that the database failed over what one of the requests writes, a
+// host's trigger for example: the others may be fine without it.
+var errRowFailed = errors.New("a write failed")
+
 // errOutcomeStands says that an outcome was recorded that admission did not find,
 // although the partition lock was held. The next attempt finds it.
 var errOutcomeStands = errors.New("another outcome of the commit stands")
@@ -37,17 +41,14 @@ func impossibleRow(err error) bool {
 	return false
 }
 
-// requestError turns the database errors that concern the request as a whole into
-// protocol errors; others stay what they are.
+// requestError turns the database error that concerns requests as a whole into a
+// protocol error; others stay what they are.
 func requestError(err error) error {
-	switch pgtx.SQLState(err) {
-	case sqlStateWriterFence:
-		return &ssp2.Error{
-			Code:    ssp2.CodeStorageWriterFenceRejected,
-			Message: "this server runs an older schema version than the partition requires", Err: err,
-		}
-	case sqlStateClientBound:
-		return &ssp2.Error{Code: ssp2.CodeInvalidClientID, Message: "this client id belongs to another actor", Err: err}
+	if pgtx.SQLState(err) != sqlStateWriterFence {
+		return err
 	}
-	return err
+	return &ssp2.Error{
+		Code:    ssp2.CodeStorageWriterFenceRejected,
+		Message: "this server runs an older schema version than the partition requires", Err: err,
+	}
 }

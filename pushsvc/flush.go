@@ -2,7 +2,6 @@ package pushsvc
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -142,7 +141,7 @@ func (t *transaction) run(ctx context.Context, f *flush) (failed *statement, err
 		if _, err := results.Exec(); err != nil {
 			state := pgtx.SQLState(err)
 			if st.outcomes && state == sqlStateUnique {
-				err = errors.Join(errOutcomeStands, err)
+				err = fmt.Errorf("%w: %w", errOutcomeStands, err)
 			}
 			if state == "" {
 				st = nil
@@ -264,7 +263,7 @@ func appendArrayLiteral(dst []byte, elements []string) []byte {
 			dst = append(dst, ',')
 		}
 		dst = append(dst, '"')
-		for j := 0; j < len(e); j++ {
+		for j := range len(e) {
 			if e[j] == '"' || e[j] == '\\' {
 				dst = append(dst, '\\')
 			}

@@ -13,15 +13,20 @@ import (
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-// refused pushes a request that must fail as a whole with this code.
-func (c *client) refused(t testing.TB, code ssp2.Code, commits ...ssp2.PushCommit) *ssp2.Error {
+// failure pushes a request that must fail as a whole.
+func (c *client) failure(t testing.TB, commits ...ssp2.PushCommit) *ssp2.Error {
 	t.Helper()
 	resp, err := c.b.Push(t.Context(), c.request(commits...))
 	require.Nil(t, resp)
 	var perr *ssp2.Error
 	require.ErrorAs(t, err, &perr)
-	require.Equal(t, code, perr.Code)
 	return perr
+}
+
+// refused pushes a request that must fail as a whole with this code.
+func (c *client) refused(t testing.TB, code ssp2.Code, commits ...ssp2.PushCommit) {
+	t.Helper()
+	require.Equal(t, code, c.failure(t, commits...).Code)
 }
 
 // contents counts what the partition has besides its registration.
@@ -80,6 +85,8 @@ func TestClientBinding(t *testing.T) {
 }
 
 // TestClientAndCommitIDs: what cannot be a key, and what is reserved.
+//
+//nolint:paralleltest // the cases share a client
 func TestClientAndCommitIDs(t *testing.T) {
 	t.Parallel()
 	b := shared(t)
@@ -245,6 +252,8 @@ func TestPartitionGone(t *testing.T) {
 
 // TestServeGate: another installed version, or a backfill of this one that is not
 // activated, closes the gate to every push, replays included; nothing is written.
+//
+//nolint:paralleltest // the cases change the whole database
 func TestServeGate(t *testing.T) {
 	t.Parallel()
 	checkpoint := func(version, state string) string {
@@ -278,7 +287,8 @@ func TestServeGate(t *testing.T) {
 			} else {
 				before := c.contents(t)
 				for _, k := range []ssp2.PushCommit{c.commit(b.upsert(t, "notes", note("m", "x"))), c.commit(remove("notes", "n")), known} {
-					perr := c.refused(t, ssp2.CodeSchemaNotReady, k)
+					perr := c.failure(t, k)
+					require.Equal(t, ssp2.CodeSchemaNotReady, perr.Code)
 					require.True(t, perr.Retryable())
 					require.Equal(t, 503, perr.HTTPStatus())
 					require.JSONEq(t, tc.details, perr.Details)

@@ -69,7 +69,8 @@ func TestHostConstraints(t *testing.T) {
 		steps func(t *testing.T, b *bundle) []step
 	}{
 		{
-			"check", []string{`alter table public.guarded add constraint small check (position < 10)`},
+			"check",
+			[]string{`alter table public.guarded add constraint small check (position < 10)`},
 			func(t *testing.T, b *bundle) []step {
 				return []step{
 					ok(at(t, b, 1, 1)), bad(1, at(t, b, 1, 2), at(t, b, 2, 10), at(t, b, 3, 11)),
@@ -78,7 +79,8 @@ func TestHostConstraints(t *testing.T) {
 			},
 		},
 		{
-			"check that looks at other rows", []string{
+			"check that looks at other rows",
+			[]string{
 				`create function public.room(p text) returns boolean language sql as $$ select count(*) < 2 from public.guarded where _sync_partition = p $$`,
 				`alter table public.guarded add constraint room check (public.room(_sync_partition))`,
 			},
@@ -90,7 +92,8 @@ func TestHostConstraints(t *testing.T) {
 			},
 		},
 		{
-			"exclude", []string{`alter table public.guarded add constraint lone exclude (_sync_partition with =, position with =)`},
+			"exclude",
+			[]string{`alter table public.guarded add constraint lone exclude (_sync_partition with =, position with =)`},
 			func(t *testing.T, b *bundle) []step {
 				return []step{
 					ok(at(t, b, 1, 1), at(t, b, 2, 2)), bad(0, at(t, b, 1, 2), at(t, b, 2, 1)),
@@ -99,7 +102,8 @@ func TestHostConstraints(t *testing.T) {
 			},
 		},
 		{
-			"unique, deferred", []string{`alter table public.guarded add constraint lone unique (_sync_partition, position) deferrable initially deferred`},
+			"unique, deferred",
+			[]string{`alter table public.guarded add constraint lone unique (_sync_partition, position) deferrable initially deferred`},
 			func(t *testing.T, b *bundle) []step {
 				return []step{
 					ok(at(t, b, 1, 1), at(t, b, 2, 2), at(t, b, 3, 3)),
@@ -115,13 +119,15 @@ func TestHostConstraints(t *testing.T) {
 			},
 		},
 		{
-			"unique, deferrable but immediate", []string{`alter table public.guarded add constraint lone unique (_sync_partition, position) deferrable`},
+			"unique, deferrable but immediate",
+			[]string{`alter table public.guarded add constraint lone unique (_sync_partition, position) deferrable`},
 			func(t *testing.T, b *bundle) []step {
 				return []step{ok(at(t, b, 1, 1), at(t, b, 2, 2)), bad(0, at(t, b, 1, 2), at(t, b, 2, 1)), ok(at(t, b, 1, 3), at(t, b, 2, 1))}
 			},
 		},
 		{
-			"a foreign key to a table of the host", []string{
+			"a foreign key to a table of the host",
+			[]string{
 				`create table public.positions (position bigint primary key)`, `insert into public.positions values (1), (2)`,
 				`alter table public.guarded add constraint known foreign key (position) references public.positions`,
 			},
@@ -130,7 +136,8 @@ func TestHostConstraints(t *testing.T) {
 			},
 		},
 		{
-			"a foreign key from a table of the host", []string{
+			"a foreign key from a table of the host",
+			[]string{
 				`create table public.badges (partition text collate "C", note text collate "C", foreign key (partition, note) references public.notes)`,
 				`create function public.badge() returns trigger language plpgsql as $$ begin insert into public.badges values (new._sync_partition, new._sync_row_id); return null; end $$`,
 				`create trigger badge after insert on public.notes for each row when (new.title = 'keep') execute function public.badge()`,
@@ -143,7 +150,8 @@ func TestHostConstraints(t *testing.T) {
 			},
 		},
 		{
-			"a foreign key between two tables", []string{
+			"a foreign key between two tables",
+			[]string{
 				`alter table public.slugs add constraint note foreign key (_sync_partition, slug) references public.notes on delete restrict`,
 			},
 			func(t *testing.T, b *bundle) []step {
@@ -156,7 +164,8 @@ func TestHostConstraints(t *testing.T) {
 			},
 		},
 		{
-			"a foreign key between two tables, deferred", []string{
+			"a foreign key between two tables, deferred",
+			[]string{
 				`alter table public.slugs add constraint note foreign key (_sync_partition, slug) references public.notes deferrable initially deferred`,
 			},
 			func(t *testing.T, b *bundle) []step {
@@ -166,23 +175,27 @@ func TestHostConstraints(t *testing.T) {
 			},
 		},
 		{
-			"a column of the host that must not be NULL", []string{`alter table public.guarded add column owner text not null`},
+			"a column of the host that must not be NULL",
+			[]string{`alter table public.guarded add column owner text not null`},
 			func(t *testing.T, b *bundle) []step {
 				return []step{bad(0, at(t, b, 1, 1), remove("guarded", "1")), bad(1, b.upsert(t, "notes", note("n", "a")), at(t, b, 1, 1)), ok(b.upsert(t, "notes", note("n", "a")))}
 			},
 		},
 		{
-			"a column of the host with a default", []string{`alter table public.guarded add column owner text not null default 'me'`},
+			"a column of the host with a default",
+			[]string{`alter table public.guarded add column owner text not null default 'me'`},
 			func(t *testing.T, b *bundle) []step { return []step{ok(at(t, b, 1, 1)), ok(at(t, b, 1, 2))} },
 		},
 		{
-			"a generated column that fails", []string{`alter table public.guarded add column share bigint generated always as (100 / position) stored`},
+			"a generated column that fails",
+			[]string{`alter table public.guarded add column share bigint generated always as (100 / position) stored`},
 			func(t *testing.T, b *bundle) []step {
 				return []step{ok(at(t, b, 1, 1)), bad(1, at(t, b, 2, 2), at(t, b, 1, 0)), bad(0, at(t, b, 1, 0), at(t, b, 1, 3)), ok(at(t, b, 1, 3))}
 			},
 		},
 		{
-			"an index on an expression that fails", []string{`create index on public.guarded ((100 / position))`},
+			"an index on an expression that fails",
+			[]string{`create index on public.guarded ((100 / position))`},
 			func(t *testing.T, b *bundle) []step {
 				return []step{ok(at(t, b, 1, 1)), bad(0, at(t, b, 1, 0), remove("guarded", "1")), ok(at(t, b, 1, 2))}
 			},
@@ -214,7 +227,8 @@ func TestHostTriggers(t *testing.T) {
 		ledger string // entries in order; "-": there is no ledger
 	}{
 		{
-			"a row trigger that refuses", []string{
+			"a row trigger that refuses",
+			[]string{
 				`create function public.refuse() returns trigger language plpgsql as $$ begin
 					if new.position = 13 then raise exception 'secret of %', tg_table_name using errcode = 'check_violation'; end if; return new; end $$`,
 				`create trigger refuse before insert or update on public.guarded for each row execute function public.refuse()`,
@@ -224,7 +238,8 @@ func TestHostTriggers(t *testing.T) {
 			}, "-",
 		},
 		{
-			"a row trigger sees every state in order", []string{
+			"a row trigger sees every state in order",
+			[]string{
 				ledger,
 				`create function public.note_it() returns trigger language plpgsql as $$ begin
 					insert into public.ledger (partition, entry) values (coalesce(new._sync_partition, old._sync_partition),
@@ -239,7 +254,8 @@ func TestHostTriggers(t *testing.T) {
 			}, "i11 u12 i21 u13 d1 i14 d2",
 		},
 		{
-			"a statement trigger runs once per operation", []string{
+			"a statement trigger runs once per operation",
+			[]string{
 				ledger,
 				`create function public.note_it() returns trigger language plpgsql as $$ begin
 					insert into public.ledger (partition, entry) select _sync_partition, count(*)::text from added group by 1; return null; end $$`,
@@ -250,7 +266,8 @@ func TestHostTriggers(t *testing.T) {
 			}, "1 1 1",
 		},
 		{
-			"a trigger finds the other tables as they were then", []string{
+			"a trigger finds the other tables as they were then",
+			[]string{
 				`create function public.needs_note() returns trigger language plpgsql as $$ begin
 					if not exists (select from public.notes where _sync_partition = new._sync_partition and _sync_row_id = new.position::text)
 					then raise exception 'no note' using errcode = 'foreign_key_violation'; end if; return new; end $$`,
@@ -264,7 +281,8 @@ func TestHostTriggers(t *testing.T) {
 			}, "-",
 		},
 		{
-			"a deferred constraint trigger", []string{
+			"a deferred constraint trigger",
+			[]string{
 				`create function public.even() returns trigger language plpgsql as $$ begin
 					if (select count(*) % 2 from public.guarded where _sync_partition = new._sync_partition) = 1
 					then raise exception 'odd' using errcode = 'check_violation'; end if; return null; end $$`,
@@ -278,7 +296,8 @@ func TestHostTriggers(t *testing.T) {
 			}, "-",
 		},
 		{
-			"a trigger that skips a row", []string{
+			"a trigger that skips a row",
+			[]string{
 				`create function public.skip() returns trigger language plpgsql as $$ begin return null; end $$`,
 				`create trigger skip_write before insert or update on public.guarded for each row when (new.position = 13) execute function public.skip()`,
 				`create trigger skip_delete before delete on public.guarded for each row when (old.position = 1) execute function public.skip()`,
@@ -291,7 +310,8 @@ func TestHostTriggers(t *testing.T) {
 			}, "-",
 		},
 		{
-			"tables of the app schema need no qualifier", []string{
+			"tables of the app schema need no qualifier",
+			[]string{
 				ledger,
 				`create function public.note_it() returns trigger language plpgsql as $$ begin
 					insert into ledger (partition, entry) select new._sync_partition, count(*)::text from guarded where _sync_partition = new._sync_partition; return null; end $$`,

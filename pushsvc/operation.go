@@ -349,15 +349,13 @@ func (o *operation) checkValues() error {
 		if !o.in.has(col) || v.Null {
 			continue
 		}
-		switch c.Type {
-		case ssp2.TypeCRDT:
+		switch {
+		case c.Type == ssp2.TypeCRDT:
 			return o.refuse(ssp2.CodeCRDTMergeFailed, "no merger is registered for this column's crdt type")
-		case ssp2.TypeBlobRef:
+		case c.Type == ssp2.TypeBlobRef:
 			return o.refuse(ssp2.CodeBlobNotFound, "the referenced blob is not stored")
-		case ssp2.TypeString:
-			if bytes.IndexByte(v.Bytes, 0) >= 0 {
-				return o.refuse(ssp2.CodeConstraintViolation, refusedByDatabase)
-			}
+		case c.Type == ssp2.TypeString && bytes.IndexByte(v.Bytes, 0) >= 0:
+			return o.refuse(ssp2.CodeConstraintViolation, refusedByDatabase)
 		}
 	}
 	return nil

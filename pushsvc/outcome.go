@@ -53,8 +53,8 @@ func appliedOutcome(seq int64, operations int) *outcome {
 func storedOutcome(status int16, seq int64, results []byte, details string) *outcome {
 	o := &outcome{status: ssp2.PushStatus(status), seq: seq}
 	var err error
-	if o.results, err = ssp2.DecodeResults(results); err == nil && details != "" {
-		err = json.Unmarshal([]byte(details), &o.details)
+	if o.results, err = ssp2.DecodeResults(results); err == nil {
+		o.details, err = decodeDetails(details)
 	}
 	if err != nil {
 		return rejection(opError(0, ssp2.CodeIdempotencyCacheMiss, "the stored result of this commit cannot be read"))
@@ -67,14 +67,44 @@ func (o *outcome) encode() (results []byte, details string, err error) {
 	if results, err = ssp2.AppendResults(nil, o.results); err != nil {
 		return nil, "", fmt.Errorf("encoding an outcome: %w", err)
 	}
-	if len(o.details) > 0 {
-		encoded, err := json.Marshal(o.details)
-		if err != nil {
-			return nil, "", fmt.Errorf("encoding the details of an outcome: %w", err)
-		}
-		details = string(encoded)
+	details, err = encodeDetails(o.details)
+	return results, details, err
+}
+
+// storedDetail is a detail entry as outcome records hold it.
+type storedDetail struct {
+	OpIndex int32  `json:"op_index"`
+	Details string `json:"details"`
+}
+
+func encodeDetails(entries []ssp2.DetailEntry) (string, error) {
+	if len(entries) == 0 {
+		return "", nil
 	}
-	return results, details, nil
+	stored := make([]storedDetail, len(entries))
+	for i, e := range entries {
+		stored[i] = storedDetail{OpIndex: e.OpIndex, Details: e.DetailsJSON}
+	}
+	encoded, err := json.Marshal(stored)
+	if err != nil {
+		return "", fmt.Errorf("encoding the details of an outcome: %w", err)
+	}
+	return string(encoded), nil
+}
+
+func decodeDetails(encoded string) ([]ssp2.DetailEntry, error) {
+	if encoded == "" {
+		return nil, nil
+	}
+	var stored []storedDetail
+	if err := json.Unmarshal([]byte(encoded), &stored); err != nil {
+		return nil, fmt.Errorf("decoding the details of an outcome: %w", err)
+	}
+	entries := make([]ssp2.DetailEntry, len(stored))
+	for i, d := range stored {
+		entries[i] = ssp2.DetailEntry{OpIndex: d.OpIndex, DetailsJSON: d.Details}
+	}
+	return entries, nil
 }
 
 // newOutcomeID identifies the stored outcome: a random (version 4) UUID.

@@ -120,6 +120,8 @@ func TestResultsOfARejection(t *testing.T) {
 }
 
 // TestRejections has the refusals that need no stored row.
+//
+//nolint:paralleltest // the cases share a client
 func TestRejections(t *testing.T) {
 	t.Parallel()
 	b := shared(t)
@@ -158,8 +160,10 @@ func TestRejections(t *testing.T) {
 		{"crdt column", c, b.patch(t, "notes", fullNote("n", "a", map[string]any{"body": "u"})), ssp2.CodeCRDTMergeFailed},
 		{"crdt column, full row", old, b.upsert(t, "notes", map[string]any{"id": "n", "project_id": "pr1", "body": "u"}), ssp2.CodeCRDTMergeFailed},
 		{"blob reference", old, b.upsert(t, "notes", map[string]any{"id": "n", "project_id": "pr1", "file": blob}), ssp2.CodeBlobNotFound},
-		{"forbidden comes before what is in the row", old.with(func(r *pushsvc.Request) { r.Scopes = allow(scope.Allowed{}) }),
-			b.upsert(t, "notes", map[string]any{"id": "n", "project_id": "pr1", "file": blob}), ssp2.CodeForbidden},
+		{
+			"forbidden comes before what is in the row", old.with(func(r *pushsvc.Request) { r.Scopes = allow(scope.Allowed{}) }),
+			b.upsert(t, "notes", map[string]any{"id": "n", "project_id": "pr1", "file": blob}), ssp2.CodeForbidden,
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			commit := tc.c.commit(tc.op)
@@ -338,12 +342,14 @@ func TestTombstones(t *testing.T) {
 	}
 
 	t.Run("what another commit of the request deleted stays deleted", func(t *testing.T) {
+		t.Parallel()
 		c := b.client(t, ssp2.WireV3)
 		results := c.send(t, c.commit(up("a")), c.commit(del), c.commit(up("b")))
 		requireApplied(t, results[0], results[1])
 		requireRejected(t, results[2], 0, ssp2.CodeRowDeleted)
 	})
 	t.Run("of a rejected commit: none", func(t *testing.T) {
+		t.Parallel()
 		c := b.client(t, ssp2.WireV3)
 		c.apply(t, up("a"))
 		requireRejected(t, c.push(t, del, base(up("b"), 9)), 1, ssp2.CodeRowMissing)

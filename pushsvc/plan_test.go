@@ -3,6 +3,7 @@ package pushsvc_test
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"sync"
 	"testing"
 
@@ -101,7 +102,7 @@ func (b *bundle) warm(t *testing.T, clientID string) {
 		return b.upsert(t, "slugs", map[string]any{"id": id, "project_id": "pr1", "slug": id})
 	}
 	for i := range 10 {
-		id := fmt.Sprint(i)
+		id := strconv.Itoa(i)
 		k := c.commit(b.upsert(t, "notes", note(id, "a")), slug(id))
 		requireApplied(t, c.send(t, k)...)
 		c.send(t, k)

@@ -173,6 +173,71 @@ func TestBatchingChangesNothing(t *testing.T) {
 	requireSoundLog(t, b)
 }
 
+// TestSharingATransactionChangesNothing: what clients push to a busy partition comes
+// to exactly what it comes to when each has a transaction to itself.
+func TestSharingATransactionChangesNothing(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec(t, uniquePositions)
+	holder := b.session(t)
+	run := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		run++
+		requests := make([]pushsvc.Request, rapid.IntRange(2, 5).Draw(rt, "clients"))
+		for i := range requests {
+			wire := rapid.SampledFrom(wires).Draw(rt, "wire")
+			req := request(b.commits(t, wire, "k", drawCommits(rt))...)
+			req.WireVersion, req.ClientID, req.Actor = wire, fmt.Sprint("c", i), fmt.Sprint("actor", i)
+			if rapid.Bool().Draw(rt, "restricted") {
+				req.Scopes = allow(scope.Allowed{"project_id": {"pr1"}, "org": {"7"}})
+			}
+			requests[i] = req
+		}
+		together, apart := fmt.Sprint("together ", run), fmt.Sprint("apart ", run)
+		shared := b.sharing(t, holder, together, requests)
+		for i, req := range requests {
+			req.Partition = apart
+			if diff := cmp.Diff(b.results(t, req), shared[i]); diff != "" {
+				rt.Fatalf("client %d (-apart +together):\n%s", i, diff)
+			}
+		}
+		if diff := cmp.Diff(b.dump(t, apart), b.dump(t, together)); diff != "" {
+			rt.Fatalf("database (-apart +together):\n%s", diff)
+		}
+	})
+	requireSoundLog(t, b)
+}
+
+// sharing pushes requests to a partition so that all but the first wait for it and
+// then share a transaction, and returns their results.
+func (b *bundle) sharing(t *testing.T, holder *pgx.Conn, partition string, requests []pushsvc.Request) [][]ssp2.PushResult {
+	t.Helper()
+	opened, err := b.Push(t.Context(), pushsvc.Request{Partition: partition, Actor: "nobody", ClientID: "nobody", WireVersion: ssp2.WireV2})
+	require.NoError(t, err)
+	tx, err := holder.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `select from syncpg.sync_partitions where partition = $1 for update`, partition)
+	require.NoError(t, err)
+	answers := make([]<-chan answer, len(requests))
+	for i, req := range requests {
+		req.Partition, req.LogEpoch = partition, &opened.LogEpoch
+		answers[i] = (&client{req: req}).pushing(t.Context(), b.Service, req.Commits...)
+		if i == 0 {
+			require.NoError(t, pgtest.WaitAnyBlocked(t.Context(), b.db.Pool, 1))
+		} else {
+			b.WaitQueued(t.Context(), partition, i)
+		}
+	}
+	require.NoError(t, tx.Commit(t.Context()))
+	results := make([][]ssp2.PushResult, len(requests))
+	for i := range answers {
+		a := <-answers[i]
+		require.NoError(t, a.err)
+		results[i] = a.resp.Results
+	}
+	return results
+}
+
 // results pushes a request, taking up the partition's epoch first.
 func (b *bundle) results(t testing.TB, req pushsvc.Request) []ssp2.PushResult {
 	t.Helper()

@@ -11,6 +11,8 @@ import (
 	"github.com/syncpg/syncpg/ssp2"
 )
 
+//
+//nolint:paralleltest // the cases are counted on one connection
 func TestRoundTrips(t *testing.T) {
 	t.Parallel()
 	hooks := &hooks{}

@@ -2,6 +2,7 @@ package pushsvc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"slices"
@@ -93,7 +94,7 @@ func (q *queues) take(partition string, operations int) []*request {
 // submit has a request served and waits for its answer.
 func (s *Service) submit(ctx context.Context, r *request) (*Response, error) {
 	if s.queueOff {
-		s.work.Go(func() { s.serve([]*request{r}) })
+		s.work.Go(func() { s.serve([]*request{r}) }) //nolint:contextcheck // it has that of its requests
 		return r.wait(ctx)
 	}
 	first, ok := s.queues.enter(r, s.maxWaiting)
@@ -101,7 +102,7 @@ func (s *Service) submit(ctx context.Context, r *request) (*Response, error) {
 		return nil, rateLimited("too many pushes are waiting for this partition")
 	}
 	if first {
-		s.work.Go(func() {
+		s.work.Go(func() { //nolint:contextcheck // a transaction has that of its requests
 			for batch := s.queues.take(r.Partition, s.maxBatchOperations); batch != nil; {
 				s.serve(batch)
 				batch = s.queues.take(r.Partition, s.maxBatchOperations)
@@ -165,10 +166,22 @@ func (s *Service) serve(batch []*request) {
 			return
 		}
 		if attempt == maxAttempts || !retryable(err) {
-			answer(batch, err)
+			s.giveUp(batch, err)
 			return
 		}
 		s.log.DebugContext(ctx, "a push is tried again", "attempt", attempt, "error", err)
+	}
+}
+
+// giveUp answers requests whose transaction failed. When one of them made it fail,
+// each has another to itself, in the same order.
+func (s *Service) giveUp(batch []*request, err error) {
+	if len(batch) == 1 || !errors.Is(err, errRowFailed) || ssp2.CodeOf(err) != "" {
+		answer(batch, err)
+		return
+	}
+	for _, r := range batch {
+		s.serve([]*request{r})
 	}
 }
 

@@ -3,12 +3,15 @@ package pushsvc_test
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/syncpg/syncpg/internal/pgtest"
+	"github.com/syncpg/syncpg/internal/pgtx"
 	"github.com/syncpg/syncpg/pushsvc"
 	"github.com/syncpg/syncpg/ssp2"
 )
@@ -130,7 +133,7 @@ func TestOneClientsRequestsKeepTheirOrder(t *testing.T) {
 	var pushes []func() <-chan answer
 	for i := range 5 {
 		pushes = append(pushes, func() <-chan answer {
-			return one.pushing(t.Context(), b.Service, one.commit(b.upsert(t, "notes", note("n", fmt.Sprint(i)))))
+			return one.pushing(t.Context(), b.Service, one.commit(b.upsert(t, "notes", note("n", strconv.Itoa(i)))))
 		})
 	}
 	first, rest, release := c.behind(t, b, pushes...)
@@ -149,7 +152,7 @@ func TestABusyPartitionRefusesRatherThanGrows(t *testing.T) {
 	clients := c.fleet(3)
 	push := func(i int) func() <-chan answer {
 		return func() <-chan answer {
-			return clients[i].pushing(t.Context(), b.Service, clients[i].commit(b.upsert(t, "notes", note(fmt.Sprint(i), "x"))))
+			return clients[i].pushing(t.Context(), b.Service, clients[i].commit(b.upsert(t, "notes", note(strconv.Itoa(i), "x"))))
 		}
 	}
 	first, rest, release := c.behind(t, b, push(0), push(1))
@@ -194,4 +197,62 @@ func TestTheTransactionEndsWithTheLastCaller(t *testing.T) {
 	release()
 	require.Nil(t, c.stored(t, "notes", "n"))
 	c.apply(t, b.upsert(t, "notes", note("n", "y")))
+}
+
+// TestNeighboursOfAFailure: a request over which the database fails, for a reason that
+// is no rejection, fails alone.
+func TestNeighboursOfAFailure(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec(t, `create function public.fail() returns trigger language plpgsql as $$ begin raise exception 'not today'; end $$`,
+		`create trigger fail before insert on public.notes for each row when (new.title = 'boom') execute function public.fail()`)
+	c := b.client(t, ssp2.WireV2)
+	clients := c.fleet(3)
+	push := func(i int, title string) func() <-chan answer {
+		return func() <-chan answer {
+			return clients[i].pushing(t.Context(), b.Service, clients[i].commit(b.upsert(t, "notes", note(title, title))))
+		}
+	}
+	first, rest, release := c.behind(t, b, push(0, "before"), push(1, "boom"), push(2, "after"))
+	release()
+	requireApplied(t, (<-first).resp.Results...)
+	requireApplied(t, (<-rest[0]).resp.Results...)
+	require.Equal(t, "P0001", pgtx.SQLState((<-rest[1]).err))
+	a := <-rest[2]
+	require.NoError(t, a.err)
+	require.EqualValues(t, 3, *a.resp.Results[0].CommitSeq, "arrival order")
+	requireSoundLog(t, b)
+}
+
+// TestClientIsBoundMeanwhile: a pull may bind a client while a push of it is under
+// way; it is refused, and nobody else.
+func TestClientIsBoundMeanwhile(t *testing.T) {
+	t.Parallel()
+	hooks := &hooks{}
+	b := setup(t, func(o *pgtest.Options, _ *pushsvc.Config) { o.Tracer = hooks })
+	monitor := b.session(t)
+	c := b.client(t, ssp2.WireV2)
+	clients := c.fleet(2)
+	first, rest, release := c.behind(t, b,
+		func() <-chan answer {
+			return clients[0].pushing(t.Context(), b.Service, clients[0].commit(b.upsert(t, "notes", note("mine", "x"))))
+		},
+		func() <-chan answer {
+			return clients[1].pushing(t.Context(), b.Service, clients[1].commit(b.upsert(t, "notes", note("other", "x"))))
+		})
+	// The first batch to end is the head's admission, the third that of the two.
+	bind := func(*pgx.Conn, error) {
+		_, err := monitor.Exec(context.WithoutCancel(t.Context()), `insert into syncpg.sync_clients (partition, client_id, actor_id, created_at_ms, updated_at_ms)
+			values ($1, $2, 'bob', 1, 1)`, c.req.Partition, clients[0].req.ClientID)
+		require.NoError(t, err)
+	}
+	hooks.onBatchEnd(func(*pgx.Conn, error) { hooks.onBatchEnd(func(*pgx.Conn, error) { hooks.onBatchEnd(bind) }) })
+	release()
+	requireApplied(t, (<-first).resp.Results...)
+	require.Equal(t, ssp2.CodeInvalidClientID, ssp2.CodeOf((<-rest[0]).err))
+	a := <-rest[1]
+	require.NoError(t, a.err)
+	requireApplied(t, a.resp.Results...)
+	require.Nil(t, c.stored(t, "notes", "mine"))
+	requireSoundLog(t, b)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -116,6 +117,8 @@ func (c *client) pushing(ctx context.Context, s *pushsvc.Service, commits ...ssp
 
 // TestTwoDeliveries: one commit arrives twice at the same moment; the one that waits
 // longer for the lock answers with the outcome of the other.
+//
+//nolint:paralleltest // blocked sessions are counted in the whole database
 func TestTwoDeliveries(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -220,6 +223,8 @@ func TestPartitionsDoNotWaitForEachOther(t *testing.T) {
 }
 
 // TestReadsAfterTheLock: what changed while a push waited for the lock is what it sees.
+//
+//nolint:paralleltest // blocked sessions are counted in the whole database
 func TestReadsAfterTheLock(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -290,6 +295,8 @@ func TestReadsAfterTheLock(t *testing.T) {
 
 // TestInsertRace: two clients insert the same row at once; the loser learns of the
 // winner's row if it may see it.
+//
+//nolint:paralleltest // blocked sessions are counted in the whole database
 func TestInsertRace(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -386,6 +393,8 @@ func TestCancelWhileWaiting(t *testing.T) {
 
 // TestBackendKilled: whenever the server loses the session, nothing is written, the
 // connection is replaced, and the same push succeeds when it comes again.
+//
+//nolint:paralleltest // the cases share a tracer
 func TestBackendKilled(t *testing.T) {
 	t.Parallel()
 	hooks := &hooks{}
@@ -449,6 +458,8 @@ func TestBackendKilled(t *testing.T) {
 
 // TestFirstOutcomeStands: an outcome that somebody stored in between, against the
 // rules, is the answer all the same.
+//
+//nolint:paralleltest // the cases share a tracer
 func TestFirstOutcomeStands(t *testing.T) {
 	t.Parallel()
 	hooks := &hooks{}
@@ -502,6 +513,8 @@ func TestAttemptsAgain(t *testing.T) {
 
 // TestTriggerWaitsForAPush: what admission learned of a table holds until the push
 // has committed.
+//
+//nolint:paralleltest // the cases share a tracer
 func TestTriggerWaitsForAPush(t *testing.T) {
 	t.Parallel()
 	hooks := &hooks{}
@@ -577,10 +590,10 @@ func TestManyPushers(t *testing.T) {
 	parallel(t, pushers, func(p int) error {
 		random := rand.New(rand.NewPCG(7, uint64(p)))
 		for r := range rounds {
-			id := fmt.Sprint(random.IntN(6))
+			id := strconv.Itoa(random.IntN(6))
 			req := request(
-				commit(fmt.Sprint(r, "a"), b.upsert(t, "notes", note(id, fmt.Sprint(p, r))), b.upsert(t, "slugs", map[string]any{"id": fmt.Sprint(p), "project_id": "pr1", "slug": id})),
-				commit(fmt.Sprint(r, "b"), remove("notes", fmt.Sprint(random.IntN(6)))))
+				commit(fmt.Sprint(r, "a"), b.upsert(t, "notes", note(id, fmt.Sprint(p, r))), b.upsert(t, "slugs", map[string]any{"id": strconv.Itoa(p), "project_id": "pr1", "slug": id})),
+				commit(fmt.Sprint(r, "b"), remove("notes", strconv.Itoa(random.IntN(6)))))
 			req.Partition, req.ClientID = fmt.Sprint("p", random.IntN(partitions)), fmt.Sprint("c", p)
 			for range 1 + random.IntN(2) { // some are delivered twice
 				if _, err := b.Push(t.Context(), req); err != nil {
@@ -596,6 +609,8 @@ func TestManyPushers(t *testing.T) {
 
 // TestHostUpdatesARowMeanwhile: a row whose own columns the host is just updating is
 // deleted or written all the same.
+//
+//nolint:paralleltest // blocked sessions are counted in the whole database
 func TestHostUpdatesARowMeanwhile(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -152,7 +153,7 @@ func TestPoisonIsNotHidden(t *testing.T) {
 			if tc.version == 0 {
 				require.Nil(t, c.stored(t, "notes", "p"))
 			} else {
-				require.EqualValues(t, tc.version, c.stored(t, "notes", "p").Version)
+				require.Equal(t, tc.version, c.stored(t, "notes", "p").Version)
 			}
 		})
 	}
@@ -183,8 +184,8 @@ func TestManyRefusedCommits(t *testing.T) {
 	c := b.client(t, ssp2.WireV2)
 	var commits []ssp2.PushCommit
 	for i := range 64 {
-		id := fmt.Sprint(i)
-		row := map[string]any{"id": id, "project_id": "pr1", "slug": fmt.Sprint(i / 2)}
+		id := strconv.Itoa(i)
+		row := map[string]any{"id": id, "project_id": "pr1", "slug": strconv.Itoa(i / 2)}
 		commits = append(commits, c.commit(b.upsert(t, "notes", note(id, "a")), b.upsert(t, "slugs", row)))
 	}
 	for i, r := range c.send(t, commits...) {
@@ -301,6 +302,8 @@ func TestValuesAreKept(t *testing.T) {
 // TestIndexEntryBoundary: around the size of an index entry, which the rows, the scope
 // index of the log and tombstones reach at different lengths, a row is refused at its
 // operation, or applied, and then it can be deleted.
+//
+//nolint:paralleltest // the cases share a client
 func TestIndexEntryBoundary(t *testing.T) {
 	t.Parallel()
 	b := shared(t)
@@ -335,6 +338,8 @@ func TestIndexEntryBoundary(t *testing.T) {
 }
 
 // TestValuesNobodyMayWrite do not pass the codec.
+//
+//nolint:paralleltest // the cases share a client
 func TestValuesNobodyMayWrite(t *testing.T) {
 	t.Parallel()
 	b := shared(t)

@@ -206,8 +206,11 @@ func (s *Service) Push(ctx context.Context, req Request) (*Response, error) {
 
 // retryable says that the transaction met another one and may run again.
 func retryable(err error) bool {
-	return pgtx.Retryable(err) || pgtx.SQLState(err) == sqlStateLogMoved ||
-		errors.Is(err, errPartitionGone) || errors.Is(err, errOutcomeStands)
+	switch pgtx.SQLState(err) {
+	case sqlStateLogMoved, sqlStateClientBound:
+		return true
+	}
+	return pgtx.Retryable(err) || errors.Is(err, errPartitionGone) || errors.Is(err, errOutcomeStands)
 }
 
 // attempt runs one transaction for requests of one partition and answers them. An

@@ -14,9 +14,7 @@ import (
 // changed returns the values of a row with some replaced; nil removes one.
 func changed(row map[string]any, changes map[string]any) map[string]any {
 	row = maps.Clone(row)
-	for name, v := range changes {
-		row[name] = v
-	}
+	maps.Copy(row, changes)
 	for name, v := range row {
 		if v == nil {
 			delete(row, name)
@@ -266,19 +264,26 @@ func TestUpsertOnExistingRowV1V2(t *testing.T) {
 		{"forbidden before conflict", scope.Allowed{"project_id": {"pr2"}}, 0, note("n", "c"), ssp2.CodeForbidden, nil},
 		{
 			"a scope column keeps its value", everything, 2,
-			map[string]any{"id": "n", "project_id": "pr2", "title": "c"}, "", note("n", "c"),
+			map[string]any{"id": "n", "project_id": "pr2", "title": "c"},
+			"", note("n", "c"),
 		},
 		{
 			"an emptied one too", everything, -1,
-			map[string]any{"id": "n", "project_id": "", "title": "c"}, "", note("n", "c"),
+			map[string]any{"id": "n", "project_id": "", "title": "c"},
+			"", note("n", "c"),
 		},
 		{
-			"the stored scope decides, not the pushed one", scope.Allowed{"project_id": {"pr1"}}, 2,
-			map[string]any{"id": "n", "project_id": "pr2", "title": "c"}, "", note("n", "c"),
+			"the stored scope decides, not the pushed one",
+			scope.Allowed{"project_id": {"pr1"}},
+			2,
+			map[string]any{"id": "n", "project_id": "pr2", "title": "c"},
+			"", note("n", "c"),
 		},
 		{
 			"NULLs overwrite", everything, 2,
-			map[string]any{"id": "n", "project_id": "pr1"}, "", map[string]any{"id": "n", "project_id": "pr1"},
+			map[string]any{"id": "n", "project_id": "pr1"},
+			"",
+			map[string]any{"id": "n", "project_id": "pr1"},
 		},
 	} {
 		for _, wire := range []ssp2.WireVersion{ssp2.WireV1, ssp2.WireV2} {
