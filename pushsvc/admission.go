@@ -104,18 +104,19 @@ type transaction struct {
 
 	commits  []*commit // of all requests, in order
 	admitted admitted
-	state    *candidate
+	state    *rowStates
 
 	lastSeq   int64     // newest seq so far
 	rejected  []*commit // not recorded yet
-	aborted   bool      // a statement failed after the savepoint was set
+	saved     bool      // the savepoint is set
+	dirty     bool      // what was done since the savepoint has to be taken back first
 	committed bool
 }
 
 func newTransaction(s *Service, conn *pgxpool.Conn, partition string, requests []*request) *transaction {
 	t := &transaction{
 		s: s, conn: conn, session: pgtx.On(conn.Conn()), partition: partition, requests: requests,
-		now: s.clock().UnixMilli(), state: newCandidate(),
+		now: s.clock().UnixMilli(), state: newRowStates(),
 	}
 	for _, r := range requests {
 		r.begin()
@@ -133,7 +134,7 @@ func (t *transaction) admit(ctx context.Context) error {
 		Tables: []string{}, RowIds: []string{},
 	}
 	var keys []rowKey
-	named := map[rowKey]bool{}
+	named := t.state.known
 	written := make([]bool, len(t.s.schema.Tables))
 	for i, r := range t.requests {
 		params.ClientIds[i] = r.ClientID
@@ -189,6 +190,11 @@ func (t *transaction) admit(ctx context.Context) error {
 func (t *transaction) prepare(ctx context.Context, written []bool) error {
 	if err := t.session.Prepare(ctx, statements...); err != nil {
 		return err
+	}
+	if t.s.validateCommit != nil {
+		if err := t.session.Prepare(ctx, readStatements...); err != nil {
+			return err
+		}
 	}
 	for i, used := range written {
 		if !used {

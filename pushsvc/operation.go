@@ -64,14 +64,22 @@ func (o *operation) change(row *rowState) *change {
 }
 
 // stage runs the operations of a commit over the candidate state and returns its
-// changes. An error is a *refusal or internal; the caller takes the state back. ctx is
-// that of the hooks.
-func (t *transaction) stage(ctx context.Context, c *commit) ([]change, error) {
+// changes, and its evidence if a hook wants it. An error is a *refusal or internal; the
+// caller takes the state back. ctx is that of the hooks.
+func (t *transaction) stage(ctx context.Context, c *commit) ([]change, []Evidence, error) {
 	changes := make([]change, 0, len(c.ops))
+	var evidence []Evidence
+	if t.s.validateCommit != nil {
+		evidence = make([]Evidence, 0, len(c.ops))
+	}
 	for i := range c.ops {
-		ch, err := t.stageOperation(ctx, c, i)
+		o := operation{Operation: &c.ops[i], commit: c, index: i}
+		ch, err := t.stageOperation(ctx, &o)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
+		}
+		if evidence != nil {
+			evidence = append(evidence, o.evidence(ch))
 		}
 		if ch == nil {
 			continue
@@ -83,13 +91,12 @@ func (t *transaction) stage(ctx context.Context, c *commit) ([]change, error) {
 		t.state.set(ch.key, next)
 		changes = append(changes, *ch)
 	}
-	return changes, nil
+	return changes, evidence, nil
 }
 
 // stageOperation decides one operation: nil for a delete of an absent row, which
 // is applied and changes nothing (§6.2).
-func (t *transaction) stageOperation(ctx context.Context, c *commit, i int) (*change, error) {
-	o := &operation{Operation: &c.ops[i], commit: c, index: i}
+func (t *transaction) stageOperation(ctx context.Context, o *operation) (*change, error) {
 	ch, err := t.decide(o)
 	if err == nil && ch != nil && t.s.validators != nil {
 		err = t.validateRow(ctx, o, ch)

@@ -28,7 +28,7 @@ var rejectionCode = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9]*([._-][A-Za-z0-9]+)
 // a hook that returns one, wrapped or not, rejects the commit for good: code, message
 // and details are stored with the outcome and go to the client, now and on every
 // replay (§6.7, §6.8).
-type Rejection struct {
+type Rejection struct { //nolint:errname // a verdict, which travels as an error
 	code, message string
 	details       string // in normal form, "" for none
 	op            int    // -1: not named

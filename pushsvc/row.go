@@ -3,6 +3,7 @@ package pushsvc
 import (
 	"bytes"
 	"fmt"
+	"slices"
 
 	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/ssp2"
@@ -30,10 +31,8 @@ func (r *Row) value(column string, types ...ssp2.ColumnType) ssp2.Value {
 	if !ok {
 		panic(fmt.Sprintf("pushsvc: table %q has no column %q", r.table.Name, column))
 	}
-	for _, t := range types {
-		if r.table.Columns[i].Type == t {
-			return r.values[i]
-		}
+	if slices.Contains(types, r.table.Columns[i].Type) {
+		return r.values[i]
 	}
 	panic(fmt.Sprintf("pushsvc: column %q of table %q is of another type", column, r.table.Name))
 }

@@ -50,6 +50,8 @@ type Config struct {
 	MaxWait    time.Duration
 	// Validators holds the row validator of each table that has one, by name (§6.7).
 	Validators map[string]Validator
+	// ValidateCommit decides about whole commits (§6.8). nil: nobody is asked.
+	ValidateCommit CommitValidator
 	// Gate is shared with the other services of a server. Default one of its own.
 	Gate *gate.Gate
 	// Logger receives what clients are not told. Default: nothing is logged.
@@ -67,6 +69,8 @@ type Service struct {
 	write         []pgtx.Statement // by Table.Index: schemaddl.WriteRowsSQL
 	stored        [][]int          // by Table.Index: schemaddl.StoredColumns
 	validators    []Validator      // by Table.Index; nil when there are none
+
+	validateCommit CommitValidator
 
 	queues             queues
 	queueOff           bool
@@ -92,6 +96,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 	s := &Service{
 		pool: pool, schema: cfg.Schema, clock: cfg.Clock,
 		maxOperations: cmp.Or(cfg.MaxOperations, DefaultMaxOperations), gate: cfg.Gate, log: cfg.Logger,
+		validateCommit:     cfg.ValidateCommit,
 		queues:             queues{byPartition: map[string]*queue{}},
 		queueOff:           cfg.MaxBatchOperations < 0,
 		maxBatchOperations: cmp.Or(cfg.MaxBatchOperations, DefaultMaxBatchOperations),
