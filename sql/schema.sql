@@ -166,6 +166,7 @@ CREATE FUNCTION syncpg.sync_claim_reactions(p_partition text, p_types text[], p_
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     AS $$
@@ -246,7 +247,7 @@ CREATE FUNCTION syncpg.sync_extend_reaction(p_partition text, p_client_id text, 
 begin
   update syncpg.sync_reactions as r set due_at_ms = greatest(r.due_at_ms, p_lease_until)
    where r.partition = p_partition and r.client_id = p_client_id and r.client_commit_id = p_commit_id
-     and r.reaction_key >= p_key and r.reaction_key <= p_key
+     and r.reaction_key = p_key
      and r.lease_owner = p_owner;
   return found;
 end
@@ -284,6 +285,7 @@ CREATE FUNCTION syncpg.sync_list_due_partitions(p_types text[], p_now bigint, p_
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
     AS $$
 #variable_conflict use_column
 declare
@@ -323,6 +325,9 @@ CREATE FUNCTION syncpg.sync_list_reactions(p_partition text, p_state text, p_aft
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 begin
@@ -348,11 +353,15 @@ begin
            x.reaction_type, x.reaction_version, x.payload::text, x.state, x.attempts, x.max_attempts,
            x.due_at_ms, x.lease_owner, x.failure_code, x.failure_details::text, x.failed_at_ms,
            x.created_at_ms, x.finished_at_ms
-      from syncpg.sync_reactions as x
-     where x.partition = p_partition and x.state = p_state
-       and x.finished_at_ms <= coalesce(p_after_ms, 9223372036854775807)
-       and (p_after_ms is null
-            or (x.finished_at_ms, x.client_id, x.client_commit_id, x.reaction_key) < (p_after_ms, p_after_client, p_after_commit, p_after_key))
+      from (
+        select y.*
+          from syncpg.sync_reactions as y
+         where y.partition = p_partition and y.state = p_state
+           and y.finished_at_ms <= coalesce(p_after_ms, 9223372036854775807)
+         order by y.finished_at_ms desc
+      ) as x
+     where p_after_ms is null
+        or (x.finished_at_ms, x.client_id, x.client_commit_id, x.reaction_key) < (p_after_ms, p_after_client, p_after_commit, p_after_key)
      order by x.finished_at_ms desc, x.client_id desc, x.client_commit_id desc, x.reaction_key desc
      limit p_limit;
   end if;
@@ -424,6 +433,7 @@ CREATE FUNCTION syncpg.sync_prune_reactions(p_partition text, p_completed_before
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     AS $$
@@ -720,7 +730,7 @@ begin
      set state = 'pending', due_at_ms = p_now, finished_at_ms = null, attempts = 0,
          failure_code = null, failure_details = null, failed_at_ms = null
    where r.partition = p_partition and r.client_id = p_client_id and r.client_commit_id = p_commit_id
-     and r.reaction_key >= p_key and r.reaction_key <= p_key
+     and r.reaction_key = p_key
      and r.state = 'dead-letter';
   return found;
 end
@@ -755,7 +765,7 @@ begin
          failure_details = case when p_failure_code is null then r.failure_details else p_failure_details::json end,
          failed_at_ms = case when p_failure_code is null then r.failed_at_ms else p_now end
    where r.partition = p_partition and r.client_id = p_client_id and r.client_commit_id = p_commit_id
-     and r.reaction_key >= p_key and r.reaction_key <= p_key
+     and r.reaction_key = p_key
      and r.lease_owner = p_owner;
   return found;
 end
