@@ -154,7 +154,7 @@ func (t *transaction) run(ctx context.Context, f *flush) (failed *statement, err
 }
 
 func (f *flush) queueAdmit(p *db.PushAdmitParams) {
-	f.queue("admitting the push", pushAdmit, p.Partition, p.Now, p.ClientIds, p.CommitClients, p.CommitIds, p.Tables, p.RowIds)
+	f.queue("admitting the push", pushAdmit, p.Partition, p.Now, p.ClientIds, p.CommitClients, p.CommitIds, p.Tables, p.RowIds, p.MaxBytes)
 }
 
 // queueOutcomes records outcomes, and the client if this is the first of it.
@@ -173,7 +173,7 @@ func (t *transaction) queueOutcomes(f *flush, commits []*commit) error {
 		if p.Results[i], p.Details[i], err = c.outcome.encode(); err != nil {
 			return err
 		}
-		p.OutcomeIds[i] = newOutcomeID()
+		p.OutcomeIds[i] = c.outcome.newID()
 	}
 	if !t.bound {
 		for _, r := range t.requests {

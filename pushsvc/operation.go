@@ -3,7 +3,6 @@ package pushsvc
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -206,7 +205,7 @@ func (o *operation) update() (*change, error) {
 	if !same {
 		payload, err := ssp2.AppendRow(nil, table.Wire, values)
 		if err != nil {
-			return nil, fmt.Errorf("encoding a merged row: %w", err)
+			return nil, internal("encoding a merged row", err)
 		}
 		next.payload = payload
 	}
@@ -273,7 +272,7 @@ func (o *operation) insert() (*change, error) {
 	if o.in.present != nil {
 		payload, err := ssp2.AppendRow(nil, o.table.Wire, o.in.values)
 		if err != nil {
-			return nil, fmt.Errorf("encoding an inserted row: %w", err)
+			return nil, internal("encoding an inserted row", err)
 		}
 		next.payload = payload
 	}
