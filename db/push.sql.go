@@ -14,6 +14,7 @@ import (
 const PushAdmit = `-- name: PushAdmit :one
 
 select a.locked::boolean as locked,
+       a.oversized::boolean as oversized,
        coalesce(a.log_epoch, '')::text as log_epoch,
        coalesce(a.epoch_required, false)::boolean as epoch_required,
        coalesce(a.schema_version, 0)::integer as schema_version,
@@ -38,8 +39,8 @@ select a.locked::boolean as locked,
   from syncpg.sync_admit_push(
          p_partition => $1::text, p_now => $2::bigint,
          p_client_ids => $3::text[], p_commit_clients => $4::integer[], p_commit_ids => $5::text[],
-         p_tables => $6::text[], p_row_ids => $7::text[])
-       as a(locked, log_epoch, epoch_required, schema_version, pending_projection, max_commit_seq, horizon_seq,
+         p_tables => $6::text[], p_row_ids => $7::text[], p_max_bytes => $8::bigint)
+       as a(locked, oversized, log_epoch, epoch_required, schema_version, pending_projection, max_commit_seq, horizon_seq,
             client_actors, outcome_ords, outcome_statuses, outcome_seqs, outcome_results, outcome_details,
             outcome_recorded, outcome_ids, row_ords, row_versions, row_payloads, row_column_versions,
             tombstone_ords, tombstone_seqs, single_tables)
@@ -53,10 +54,12 @@ type PushAdmitParams struct {
 	CommitIds     []string
 	Tables        []string
 	RowIds        []string
+	MaxBytes      int64
 }
 
 type PushAdmitRow struct {
 	Locked            bool
+	Oversized         bool
 	LogEpoch          string
 	EpochRequired     bool
 	SchemaVersion     int32
@@ -97,10 +100,12 @@ func (q *Queries) PushAdmit(ctx context.Context, arg PushAdmitParams) (PushAdmit
 		arg.CommitIds,
 		arg.Tables,
 		arg.RowIds,
+		arg.MaxBytes,
 	)
 	var i PushAdmitRow
 	err := row.Scan(
 		&i.Locked,
+		&i.Oversized,
 		&i.LogEpoch,
 		&i.EpochRequired,
 		&i.SchemaVersion,

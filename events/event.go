@@ -7,14 +7,15 @@ import (
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-// RequestHandled says that a sync round is over, "request.handled".
+// RequestHandled says that a sync round is over, "request.handled". Requests that no
+// round began for, such as unauthenticated ones, are not told.
 type RequestHandled struct {
 	Partition, Actor, ClientID string
 	WireVersion                ssp2.WireVersion
-	Commits                    int // pushed
-	Subscriptions              int // pulled
-	BytesReceived              int64
-	BytesSent                  int64
+	Commits                    int   // pushed
+	Subscriptions              int   // pulled
+	BytesReceived              int64 // body of the request, as it was compressed; 0 when the binding does not count
+	BytesSent                  int64 // body of the response, as it was compressed; likewise
 	Duration                   time.Duration
 	Code                       ssp2.Code // what the request failed with; "" when it did not
 }
@@ -27,8 +28,8 @@ type Push struct {
 	Partition, Actor, ClientID, ClientCommitID string
 	Operations                                 int
 	Replay                                     bool      // the outcome stood already
-	RecordedAt                                 time.Time // when it was recorded
-	OutcomeID                                  OutcomeID // of the stored outcome; every replay has the same
+	RecordedAt                                 time.Time // when it was recorded; zero when it was not
+	OutcomeID                                  OutcomeID // of the stored outcome; every replay has the same; zero when none is stored
 }
 
 // OutcomeID is the identity of a stored outcome, a random UUID.
@@ -178,8 +179,8 @@ type Pruned struct {
 // EventName returns "prune.completed".
 func (Pruned) EventName() string { return "prune.completed" }
 
-// ResolverFailed says that the host's scope resolver returned an error or panicked (§3.2),
-// "scopes.resolve_failed".
+// ResolverFailed says that the host's scope resolver returned an error, panicked, or
+// returned scopes that cannot be (§3.2), "scopes.resolve_failed".
 type ResolverFailed struct {
 	Partition, Actor, ClientID string
 	Phase                      string // what needed the scopes, such as "request"

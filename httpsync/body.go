@@ -112,6 +112,18 @@ func (b *gzipBody) Read(p []byte) (int, error) {
 	return b.z.Read(p) //nolint:wrapcheck // a Reader passes io.EOF on as it is
 }
 
+// counted counts the bytes of a body.
+type counted struct {
+	io.ReadCloser
+	bytes int64
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.ReadCloser.Read(p)
+	c.bytes += int64(n)
+	return n, err //nolint:wrapcheck // a Reader passes io.EOF on as it is
+}
+
 func tooLarge(limit int64, cause error) error {
 	return &statusError{
 		status: http.StatusRequestEntityTooLarge,

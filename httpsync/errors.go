@@ -3,6 +3,7 @@ package httpsync
 import (
 	"errors"
 	"net/http"
+	"strconv"
 
 	"github.com/syncpg/syncpg/round"
 	"github.com/syncpg/syncpg/ssp2"
@@ -26,20 +27,27 @@ func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		status = s.status
 	}
 	h.cfg.Logger.DebugContext(r.Context(), "request refused", "status", status, "error", e)
-	writeError(w, status, e)
+	h.writeError(w, status, e)
 }
 
 // writeError writes the whole response: an error as JSON (§10.1).
-func writeError(w http.ResponseWriter, status int, e *ssp2.Error) {
-	writeJSON(w, status, ssp2.AppendErrorJSON(nil, e))
+func (h *handler) writeError(w http.ResponseWriter, status int, e *ssp2.Error) {
+	h.writeJSON(w, status, ssp2.AppendErrorJSON(nil, e))
 }
 
-func writeJSON(w http.ResponseWriter, status int, body []byte) {
+func (h *handler) writeJSON(w http.ResponseWriter, status int, body []byte) {
+	body = append(body, '\n')
 	header := w.Header()
 	header.Set("Content-Type", "application/json")
+	header.Set("Content-Length", strconv.Itoa(len(body)))
 	header.Set("Cache-Control", "no-store")
 	header.Set("X-Content-Type-Options", "nosniff")
+	// Not even an error waits for ever for a peer that asks and does not listen. One
+	// that is gone has no use for the rest.
+	out := newDeadlineWriter(w, h.cfg.WriteTimeout)
+	defer out.clear()
 	w.WriteHeader(status)
-	// A peer that is gone has no use for the rest.
-	_, _ = w.Write(append(body, '\n')) //nolint:gosec // JSON, and announced as such
+	if _, err := out.Write(body); err == nil {
+		_ = out.flush()
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/syncpg/syncpg/round"
@@ -35,15 +36,16 @@ type Config struct {
 	// round.ErrOutage as sync.storage_unavailable (503), and every other one as
 	// sync.auth_required (401) without its text.
 	Authenticate func(*http.Request) (round.Identity, error)
-	// Ready runs the checks of GET /readyz; it is called for one probe at a time.
-	// nil: there are none, and the answer is always ready.
+	// Ready runs the checks of GET /readyz. One call is under way at a time, and
+	// answers every probe that comes meanwhile. nil: there are no checks, and the
+	// answer is always ready.
 	Ready func(context.Context) []Check
 	// MaxRequestBytes bounds a request body in bytes, both as sent and as
 	// decompressed. A request made to waste memory takes about ten times its size.
 	// 0: 16 MiB. Negative: no bound.
 	MaxRequestBytes int64
 	// WriteTimeout is how long a client may take for the next 64 KiB of a
-	// response before the request is given up; until then it holds the memory of
+	// response, an error's included, before the request is given up; until then it holds the memory of
 	// what was read for it. 0: 30 s. Negative: no limit. It replaces the
 	// WriteTimeout of the http.Server, which bounds a whole response.
 	WriteTimeout time.Duration
@@ -53,8 +55,10 @@ type Config struct {
 }
 
 type handler struct {
-	cfg   Config
-	probe chan struct{} // taken by the one readiness probe that runs
+	cfg Config
+
+	mu    sync.Mutex
+	probe *probe // the one that runs, nil for none
 }
 
 // New returns the handler. It fails when a required field is missing.
@@ -77,7 +81,7 @@ func New(cfg Config) (http.Handler, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	h := &handler{cfg: cfg, probe: make(chan struct{}, 1)}
+	h := &handler{cfg: cfg}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/sync", h.sync)
 	mux.HandleFunc("/healthz", h.healthz)
@@ -86,13 +90,13 @@ func New(cfg Config) (http.Handler, error) {
 }
 
 // allow answers 405 unless the request has one of the methods.
-func allow(w http.ResponseWriter, r *http.Request, methods ...string) bool {
+func (h *handler) allow(w http.ResponseWriter, r *http.Request, methods ...string) bool {
 	if slices.Contains(methods, r.Method) {
 		return true
 	}
 	allowed := strings.Join(methods, ", ")
 	w.Header().Set("Allow", allowed)
-	writeError(w, http.StatusMethodNotAllowed, ssp2.Errorf(ssp2.CodeInvalidRequest, "the method must be %s", allowed))
+	h.writeError(w, http.StatusMethodNotAllowed, ssp2.Errorf(ssp2.CodeInvalidRequest, "the method must be %s", allowed))
 	return false
 }
 
@@ -100,10 +104,11 @@ func allow(w http.ResponseWriter, r *http.Request, methods ...string) bool {
 func (h *handler) sync(w http.ResponseWriter, r *http.Request) {
 	w.Header().Add("Vary", "Accept-Encoding")
 	out := newResponse(w, negotiate(r.Header["Accept-Encoding"]), h.cfg.WriteTimeout)
+	defer out.finished()
 	defer out.release()
 	defer h.contain(w, r, out)
 
-	if !allow(w, r, http.MethodPost) {
+	if !h.allow(w, r, http.MethodPost) {
 		return
 	}
 	err := h.round(w, r, out)
@@ -134,7 +139,10 @@ func (h *handler) round(w http.ResponseWriter, r *http.Request, out *response) e
 	if err != nil {
 		return err
 	}
+	body := &counted{ReadCloser: r.Body}
+	r.Body = body
 	req, err := h.readRequest(w, r)
+	out.received = body.bytes
 	if err != nil {
 		return err
 	}
@@ -182,5 +190,5 @@ func (h *handler) contain(w http.ResponseWriter, r *http.Request, out *response)
 		panic(http.ErrAbortHandler)
 	}
 	e := &ssp2.Error{Code: ssp2.CodeInternalError, Message: "the server failed to process the request"}
-	writeError(w, e.HTTPStatus(), e)
+	h.writeError(w, e.HTTPStatus(), e)
 }

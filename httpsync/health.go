@@ -35,43 +35,87 @@ type checkStatus struct {
 
 // healthz is GET /healthz.
 func (h *handler) healthz(w http.ResponseWriter, r *http.Request) {
-	if allow(w, r, http.MethodGet, http.MethodHead) {
-		writeHealth(w, http.StatusOK, health{Status: "ok"})
+	if h.allow(w, r, http.MethodGet, http.MethodHead) {
+		h.writeHealth(w, http.StatusOK, health{Status: "ok"})
 	}
 }
 
 // readyz is GET /readyz.
 func (h *handler) readyz(w http.ResponseWriter, r *http.Request) {
-	if !allow(w, r, http.MethodGet, http.MethodHead) {
+	if !h.allow(w, r, http.MethodGet, http.MethodHead) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), readyTimeout)
-	defer cancel()
-	// Anybody may probe; all of them together take one connection of the pool.
-	select {
-	case h.probe <- struct{}{}:
-		defer func() { <-h.probe }()
-	case <-ctx.Done():
-		writeHealth(w, http.StatusServiceUnavailable, health{Status: "unavailable"})
+	checks, ok := h.check(r.Context())
+	if !ok {
+		h.writeHealth(w, http.StatusServiceUnavailable, health{Status: "unavailable"})
 		return
 	}
 	status, body := http.StatusOK, health{Status: "ready"}
-	for _, c := range h.cfg.Ready(ctx) {
+	for _, c := range checks {
 		s := checkStatus{Name: c.Name, Status: "ok"}
 		if c.Err != nil {
 			s.Status, s.Help = "failed", c.Help
 			status, body.Status = http.StatusServiceUnavailable, "unavailable"
-			h.cfg.Logger.WarnContext(ctx, "not ready", "check", c.Name, "error", c.Err)
 		}
 		body.Checks = append(body.Checks, s)
 	}
-	writeHealth(w, status, body)
+	h.writeHealth(w, status, body)
 }
 
-func writeHealth(w http.ResponseWriter, status int, body health) {
+// probe is one run of the readiness checks.
+type probe struct {
+	done   chan struct{}
+	checks []Check // once done is closed, if it ended as it should
+	ended  bool
+}
+
+// check runs the readiness checks, or takes part in the run that is under way: anybody
+// may probe, and all of them together take one connection of the pool and wait no
+// longer than for one run. It is false when there is no answer in time.
+func (h *handler) check(ctx context.Context) (checks []Check, ok bool) {
+	h.mu.Lock()
+	p := h.probe
+	if p == nil {
+		p = &probe{done: make(chan struct{})}
+		h.probe = p
+		h.mu.Unlock()
+		h.run(ctx, p)
+		return p.checks, p.ended
+	}
+	h.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	select {
+	case <-p.done:
+		return p.checks, p.ended
+	case <-ctx.Done():
+		return nil, false
+	}
+}
+
+// run runs the checks for whoever waits, also when the first of them goes away.
+func (h *handler) run(ctx context.Context, p *probe) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readyTimeout)
+	defer cancel()
+	defer func() {
+		h.mu.Lock()
+		h.probe = nil
+		h.mu.Unlock()
+		close(p.done)
+	}()
+	p.checks = h.cfg.Ready(ctx)
+	p.ended = true
+	for _, c := range p.checks {
+		if c.Err != nil {
+			h.cfg.Logger.WarnContext(ctx, "not ready", "check", c.Name, "error", c.Err)
+		}
+	}
+}
+
+func (h *handler) writeHealth(w http.ResponseWriter, status int, body health) {
 	b, err := json.Marshal(body)
 	if err != nil {
 		panic(err) // strings only
 	}
-	writeJSON(w, status, b)
+	h.writeJSON(w, status, b)
 }

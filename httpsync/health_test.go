@@ -74,7 +74,7 @@ func TestReadinessProbesRunOneAtATime(t *testing.T) {
 		Ready: func(ctx context.Context) []httpsync.Check {
 			_, bounded := ctx.Deadline()
 			if running.Add(1) != 1 || !bounded {
-				t.Error("two probes at once, or one without a deadline")
+				t.Error("two runs at once, or one without a deadline")
 			}
 			calls.Add(1)
 			running.Add(-1)
@@ -83,26 +83,85 @@ func TestReadinessProbesRunOneAtATime(t *testing.T) {
 	})
 	var all sync.WaitGroup
 	for range 50 {
-		all.Go(func() { get(h, "/readyz") })
+		all.Go(func() {
+			if w := get(h, "/readyz"); w.Code != http.StatusOK {
+				t.Errorf("%d %s", w.Code, w.Body)
+			}
+		})
 	}
 	all.Wait()
-	require.EqualValues(t, 50, calls.Load())
+	require.Positive(t, calls.Load())
+	require.LessOrEqual(t, calls.Load(), int32(50))
+}
+
+// stuckProbe is a handler whose first probe runs until leave is closed.
+func stuckProbe(t *testing.T, checks ...httpsync.Check) (h http.Handler, calls *atomic.Int32, leave chan struct{}) {
+	t.Helper()
+	calls, leave = new(atomic.Int32), make(chan struct{})
+	entered := make(chan struct{})
+	h = newHandler(t, httpsync.Config{
+		Rounds: noRound(t),
+		Ready: func(ctx context.Context) []httpsync.Check {
+			if calls.Add(1) == 1 {
+				close(entered)
+				<-leave
+			}
+			if ctx.Err() != nil {
+				return []httpsync.Check{{Name: "cancelled", Err: ctx.Err()}}
+			}
+			return checks
+		},
+	})
+	gone, cancel := context.WithCancel(t.Context())
+	var first sync.WaitGroup
+	first.Go(func() {
+		h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(gone, http.MethodGet, "/readyz", nil))
+	})
+	t.Cleanup(first.Wait)
+	<-entered
+	cancel() // whoever asked first does not wait for the answer
+	return h, calls, leave
+}
+
+// However many ask, they get the answer of the run that is under way.
+func TestProbesShareARun(t *testing.T) {
+	t.Parallel()
+	h, calls, leave := stuckProbe(t, httpsync.Check{Name: "database"})
+	var all, asked sync.WaitGroup
+	asked.Add(100)
+	for range 100 {
+		all.Go(func() {
+			w := httptest.NewRecorder()
+			ctx := &announced{Context: t.Context(), waiting: asked.Done}
+			h.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/readyz", nil))
+			if w.Code != http.StatusOK {
+				t.Errorf("%d %s", w.Code, w.Body)
+			}
+		})
+	}
+	asked.Wait()
+	close(leave)
+	all.Wait()
+	require.EqualValues(t, 1, calls.Load())
+	require.Equal(t, http.StatusOK, get(h, "/readyz").Code)
+	require.EqualValues(t, 2, calls.Load())
+}
+
+// announced is a context that tells when somebody waits for it.
+type announced struct {
+	context.Context
+	once    sync.Once
+	waiting func()
+}
+
+func (a *announced) Done() <-chan struct{} {
+	a.once.Do(a.waiting)
+	return a.Context.Done()
 }
 
 func TestAProbeThatCannotRunIsNotReady(t *testing.T) {
 	t.Parallel()
-	entered, leave := make(chan struct{}), make(chan struct{})
-	h := newHandler(t, httpsync.Config{
-		Rounds: noRound(t),
-		Ready: func(context.Context) []httpsync.Check {
-			close(entered)
-			<-leave
-			return nil
-		},
-	})
-	var first sync.WaitGroup
-	first.Go(func() { get(h, "/readyz") })
-	<-entered
+	h, _, leave := stuckProbe(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	w := httptest.NewRecorder()
@@ -110,5 +169,20 @@ func TestAProbeThatCannotRunIsNotReady(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, w.Code)
 	require.JSONEq(t, `{"status":"unavailable"}`, w.Body.String())
 	close(leave)
-	first.Wait()
+}
+
+func TestAProbeThatPanicsIsNotReady(t *testing.T) {
+	t.Parallel()
+	calls := 0
+	h := newHandler(t, httpsync.Config{
+		Rounds: noRound(t),
+		Ready: func(context.Context) []httpsync.Check {
+			if calls++; calls == 1 {
+				panic("a check")
+			}
+			return nil
+		},
+	})
+	require.Panics(t, func() { get(h, "/readyz") })
+	require.Equal(t, http.StatusOK, get(h, "/readyz").Code)
 }

@@ -24,12 +24,15 @@ type response struct {
 	held      []byte
 	enc       encoder // nil: not compressed, or not begun
 	committed bool    // the status is out
+
+	received int64 // bytes of the request's body
+	report   func(received, sent int64)
 }
 
 func newResponse(w http.ResponseWriter, c coding, timeout time.Duration) *response {
 	return &response{
 		w:      w,
-		out:    deadlineWriter{w: w, control: http.NewResponseController(w), timeout: timeout},
+		out:    newDeadlineWriter(w, timeout),
 		coding: c,
 	}
 }
@@ -112,6 +115,16 @@ func (r *response) send(frames []byte) error {
 	return nil
 }
 
+// WhenFinished implements [round.Finisher].
+func (r *response) WhenFinished(report func(received, sent int64)) { r.report = report }
+
+// finished reports the round, if there is anybody to report it to.
+func (r *response) finished() {
+	if r.report != nil {
+		r.report(r.received, r.out.written)
+	}
+}
+
 // release gives the encoder back and leaves the connection without a deadline,
 // as the next request on it expects.
 func (r *response) release() {
@@ -128,6 +141,11 @@ type deadlineWriter struct {
 	control *http.ResponseController
 	timeout time.Duration // negative: none
 	set     bool
+	written int64
+}
+
+func newDeadlineWriter(w http.ResponseWriter, timeout time.Duration) deadlineWriter {
+	return deadlineWriter{w: w, control: http.NewResponseController(w), timeout: timeout}
 }
 
 func (d *deadlineWriter) extend() {
@@ -141,8 +159,9 @@ func (d *deadlineWriter) Write(p []byte) (int, error) {
 	written := 0
 	for written < len(p) {
 		d.extend()
-		n, err := d.w.Write(p[written:min(written+writeStep, len(p))])
+		n, err := d.w.Write(p[written:min(written+writeStep, len(p))]) //nolint:gosec // frames and JSON, and announced as such
 		written += n
+		d.written += int64(n)
 		if err != nil {
 			return written, fmt.Errorf("connection: %w", err)
 		}

@@ -69,6 +69,27 @@ func TestAClientThatDoesNotReadIsGivenUp(t *testing.T) {
 	require.ErrorIs(t, <-ended, os.ErrDeadlineExceeded)
 }
 
+// A client that asks and asks and reads no answer is given up as well, whatever it
+// asks for.
+func TestAClientThatReadsNoErrorIsGivenUp(t *testing.T) {
+	t.Parallel()
+	server := serve(t, httpsync.Config{Rounds: noRound(t), WriteTimeout: 20 * time.Millisecond})
+	for _, target := range []string{"GET /sync", "GET /healthz", "POST /sync"} {
+		t.Run(target, func(t *testing.T) {
+			t.Parallel()
+			conn, err := net.Dial("tcp", server.Listener.Addr().String())
+			require.NoError(t, err)
+			defer func() { _ = conn.Close() }()
+			require.NoError(t, conn.SetDeadline(time.Now().Add(time.Minute)))
+			asking := bytes.Repeat([]byte(target+" HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n"), 1000)
+			for err == nil {
+				_, err = conn.Write(asking)
+			}
+			require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the server has not closed the connection")
+		})
+	}
+}
+
 // recorder is a ResponseWriter with write deadlines.
 type recorder struct {
 	*httptest.ResponseRecorder
@@ -115,6 +136,16 @@ func TestWriteDeadlinesMoveAndEndWithTheResponse(t *testing.T) {
 	var off recorder
 	off.post(t, httpsync.Config{Rounds: answer(1), WriteTimeout: -1})
 	require.Empty(t, off.deadlines)
+
+	var refused recorder
+	refused.post(t, httpsync.Config{
+		WriteTimeout: time.Hour,
+		Rounds: runner(func(context.Context, round.Identity, *ssp2.Request, round.Writer) error {
+			return ssp2.Errorf(ssp2.CodeInvalidSubscription, "no")
+		}),
+	})
+	require.Len(t, refused.deadlines, 3, "one to write, one to flush, one to clear them")
+	require.True(t, refused.deadlines[2].IsZero())
 }
 
 func TestFlush(t *testing.T) {

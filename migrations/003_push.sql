@@ -168,9 +168,9 @@ comment on function syncpg.sync_find_outcomes(text, text[], integer[], text[]) i
 create function syncpg.sync_admit_push(
   p_partition text, p_now bigint,
   p_client_ids text[], p_commit_clients integer[], p_commit_ids text[],
-  p_tables text[], p_row_ids text[])
+  p_tables text[], p_row_ids text[], p_max_bytes bigint)
 returns table (
-  locked boolean,
+  locked boolean, oversized boolean,
   log_epoch text, epoch_required boolean,
   schema_version integer, pending_projection text,
   max_commit_seq bigint, horizon_seq bigint,
@@ -188,12 +188,16 @@ as $$
 #variable_conflict use_column
 begin
   locked := false;
+  oversized := false;
   loop
-    select array_agg(o.ord), array_agg(o.status), array_agg(coalesce(o.commit_seq, 0)), array_agg(o.results),
-           array_agg(coalesce(o.details, '')), array_agg(o.recorded_at_ms), array_agg(o.outcome_id)
+    select array_agg(o.ord), array_agg(o.status), array_agg(coalesce(o.commit_seq, 0)),
+           array_agg(o.results) filter (where o.bytes <= p_max_bytes),
+           array_agg(coalesce(o.details, '')), array_agg(o.recorded_at_ms), array_agg(o.outcome_id),
+           coalesce(bool_or(o.bytes > p_max_bytes), false)
       into outcome_ords, outcome_statuses, outcome_seqs, outcome_results,
-           outcome_details, outcome_recorded, outcome_ids
-      from syncpg.sync_find_outcomes(p_partition, p_client_ids, p_commit_clients, p_commit_ids) as o;
+           outcome_details, outcome_recorded, outcome_ids, oversized
+      from (select f.*, sum(octet_length(f.results)) over (rows unbounded preceding) as bytes
+              from syncpg.sync_find_outcomes(p_partition, p_client_ids, p_commit_clients, p_commit_ids) as f) as o;
     exit when locked or coalesce(cardinality(outcome_ords), 0) = cardinality(p_commit_ids);
     -- Everything below is a statement of its own, with a snapshot taken after
     -- this lock was granted: it sees what the previous holder committed.
@@ -232,9 +236,13 @@ begin
   if locked then
     single_tables := syncpg.sync_lock_tables(p_tables);
 
-    select array_agg(r.ord), array_agg(r.server_version), array_agg(r.payload), array_agg(coalesce(r.column_versions::text, ''))
-      into row_ords, row_versions, row_payloads, row_column_versions
-      from syncpg.sync_prefetch_rows(p_partition, p_tables, p_row_ids) as r;
+    select array_agg(r.ord), array_agg(r.server_version),
+           array_agg(r.payload) filter (where r.bytes <= p_max_bytes),
+           array_agg(coalesce(r.column_versions::text, '')),
+           oversized or coalesce(bool_or(r.bytes > p_max_bytes), false)
+      into row_ords, row_versions, row_payloads, row_column_versions, oversized
+      from (select f.*, sum(octet_length(f.payload)) over (rows unbounded preceding) as bytes
+              from syncpg.sync_prefetch_rows(p_partition, p_tables, p_row_ids) as f) as r;
 
     select array_agg(k.ord::integer), array_agg(t.commit_seq) into tombstone_ords, tombstone_seqs
       from unnest(p_tables, p_row_ids) with ordinality as k(table_name, row_id, ord)
@@ -248,8 +256,8 @@ begin
   return next;
 end
 $$;
-comment on function syncpg.sync_admit_push(text, bigint, text[], integer[], text[], text[], text[]) is
-  'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, the tables that need a statement per operation (sync_lock_tables). In arrays, 0 and '' stand for no seq, no details, no owner, no column versions. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then the app tables named, ROW EXCLUSIVE.';
+comment on function syncpg.sync_admit_push(text, bigint, text[], integer[], text[], text[], text[], bigint) is
+  'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, the tables that need a statement per operation (sync_lock_tables). In arrays, 0 and '''' stand for no seq, no details, no owner, no column versions. Outcomes or rows of more than p_max_bytes are not returned: oversized. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then the app tables named, ROW EXCLUSIVE.';
 
 create function syncpg.sync_append_commits(
   p_partition text, p_base_seq bigint, p_now bigint, p_writer_version integer,
@@ -382,7 +390,7 @@ end
 $$;
 drop function syncpg.sync_record_outcomes(text, bigint, text[], text[], smallint[], bigint[], bytea[], text[], uuid[], text[], text[]);
 drop function syncpg.sync_append_commits(text, bigint, bigint, integer, text[], text[], text[], integer[], integer[], integer[], text[], text[], smallint[], bigint[], bytea[], integer[], text[], integer[], text[], text[], text[], text[]);
-drop function syncpg.sync_admit_push(text, bigint, text[], integer[], text[], text[], text[]);
+drop function syncpg.sync_admit_push(text, bigint, text[], integer[], text[], text[], text[], bigint);
 drop function syncpg.sync_find_outcomes(text, text[], integer[], text[]);
 drop function syncpg.sync_lock_tables(text[]);
 drop function syncpg.sync_writes_singly(regclass);

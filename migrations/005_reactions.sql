@@ -9,7 +9,11 @@
 -- of its own, which sees what it locked.
 --
 -- Their plans are generic and pinned to indexes for the reason that 003_push.sql
--- gives: the order asked for is the one of the index that must be used.
+-- gives: the order asked for is the one of the index that must be used, if need be in
+-- a subquery, which the planner does not merge into its surroundings. A list turns
+-- sorting off, so that only rows of one time are sorted, and compilation, which the
+-- price of a sort that cannot be helped would set off. What asks for no order names
+-- the whole primary key, and none of the two times that the other indexes are about.
 
 create function syncpg.sync_enqueue_reactions(
   p_partition text, p_now bigint,
@@ -47,6 +51,7 @@ language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
@@ -93,7 +98,7 @@ begin
 end
 $$;
 comment on function syncpg.sync_claim_reactions(text, text[], text, bigint, bigint, integer) is
-  'Leases up to p_limit reactions of the types to p_owner until p_lease_until and counts the attempt: pending ones that are due and leased ones whose lease has expired at p_now. Oldest first within a type; the type with the oldest comes first. READ COMMITTED only. Locks: the reactions it returns; never waits for one.';
+  'Leases up to p_limit reactions of the types to p_owner until p_lease_until and counts the attempt: pending ones that are due and leased ones whose lease has expired at p_now. Oldest first within a type; the type with the oldest comes first. Meant for READ COMMITTED; other levels fail (40001) where this one passes over. Locks: the reactions it returns; never waits for one.';
 
 create function syncpg.sync_extend_reaction(
   p_partition text, p_client_id text, p_commit_id text, p_key text, p_owner text, p_lease_until bigint)
@@ -106,7 +111,7 @@ as $$
 begin
   update syncpg.sync_reactions as r set due_at_ms = greatest(r.due_at_ms, p_lease_until)
    where r.partition = p_partition and r.client_id = p_client_id and r.client_commit_id = p_commit_id
-     and r.reaction_key >= p_key and r.reaction_key <= p_key
+     and r.reaction_key = p_key
      and r.lease_owner = p_owner;
   return found;
 end
@@ -133,7 +138,7 @@ begin
          failure_details = case when p_failure_code is null then r.failure_details else p_failure_details::json end,
          failed_at_ms = case when p_failure_code is null then r.failed_at_ms else p_now end
    where r.partition = p_partition and r.client_id = p_client_id and r.client_commit_id = p_commit_id
-     and r.reaction_key >= p_key and r.reaction_key <= p_key
+     and r.reaction_key = p_key
      and r.lease_owner = p_owner;
   return found;
 end
@@ -153,7 +158,7 @@ begin
      set state = 'pending', due_at_ms = p_now, finished_at_ms = null, attempts = 0,
          failure_code = null, failure_details = null, failed_at_ms = null
    where r.partition = p_partition and r.client_id = p_client_id and r.client_commit_id = p_commit_id
-     and r.reaction_key >= p_key and r.reaction_key <= p_key
+     and r.reaction_key = p_key
      and r.state = 'dead-letter';
   return found;
 end
@@ -168,6 +173,7 @@ language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
@@ -200,7 +206,7 @@ begin
 end
 $$;
 comment on function syncpg.sync_prune_reactions(text, bigint, bigint, integer) is
-  'Deletes up to p_limit finished reactions, oldest first: completed ones finished before p_completed_before, then dead letters that failed before p_dead_letter_before; NULL keeps all of them. Returns how many of each. READ COMMITTED only. Locks: the reactions it deletes; passes over those that others hold.';
+  'Deletes up to p_limit finished reactions, oldest first: completed ones finished before p_completed_before, then dead letters that failed before p_dead_letter_before; NULL keeps all of them. Returns how many of each. Meant for READ COMMITTED, as the claim is. Locks: the reactions it deletes; passes over those that others hold.';
 
 create function syncpg.sync_list_due_partitions(p_types text[], p_now bigint, p_after text, p_limit integer)
 returns table (partition text)
@@ -208,6 +214,7 @@ language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -253,6 +260,9 @@ language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set jit = off
 as $$
 #variable_conflict use_column
 begin
@@ -278,11 +288,15 @@ begin
            x.reaction_type, x.reaction_version, x.payload::text, x.state, x.attempts, x.max_attempts,
            x.due_at_ms, x.lease_owner, x.failure_code, x.failure_details::text, x.failed_at_ms,
            x.created_at_ms, x.finished_at_ms
-      from syncpg.sync_reactions as x
-     where x.partition = p_partition and x.state = p_state
-       and x.finished_at_ms <= coalesce(p_after_ms, 9223372036854775807)
-       and (p_after_ms is null
-            or (x.finished_at_ms, x.client_id, x.client_commit_id, x.reaction_key) < (p_after_ms, p_after_client, p_after_commit, p_after_key))
+      from (
+        select y.*
+          from syncpg.sync_reactions as y
+         where y.partition = p_partition and y.state = p_state
+           and y.finished_at_ms <= coalesce(p_after_ms, 9223372036854775807)
+         order by y.finished_at_ms desc
+      ) as x
+     where p_after_ms is null
+        or (x.finished_at_ms, x.client_id, x.client_commit_id, x.reaction_key) < (p_after_ms, p_after_client, p_after_commit, p_after_key)
      order by x.finished_at_ms desc, x.client_id desc, x.client_commit_id desc, x.reaction_key desc
      limit p_limit;
   end if;

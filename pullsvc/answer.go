@@ -40,6 +40,7 @@ func (p *Pull) readWindows(results pgx.BatchResults, subs []*subscription) error
 			return err
 		}
 		w.sub.frames = w.frame.AppendChange(w.sub.frames, 0, string(c.text(4)), ssp2.Op(c.integer(5)), c.integer(6), scopes.texts(c, 7), c.bytes(8))
+		w.changes++
 	}
 	if err := rows.Err(); err != nil {
 		return fmt.Errorf("reading windows: %w", unscoped(err))
@@ -63,6 +64,8 @@ type windowWriter struct {
 	frame  ssp2.CommitFrame
 	open   int64 // seq of the open frame, 0 for none
 	at     int   // where it begins
+
+	changes int // in it
 }
 
 // commit makes the commit of that seq the open one.
@@ -88,6 +91,10 @@ func (w *windowWriter) close() (err error) {
 	if w.sub.frames, err = w.frame.End(w.sub.frames); err != nil {
 		return encoding(err)
 	}
+	w.sub.commits++
+	w.sub.changes += w.changes
+	w.sub.bytes += int64(len(w.sub.frames) - w.at)
+	w.changes = 0
 	return nil
 }
 

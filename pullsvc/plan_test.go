@@ -12,6 +12,7 @@ import (
 const (
 	windowSQL = `select * from syncpg.sync_read_windows('p1', '{docs}', array[$1::text], array[$2::bigint], $3::integer, 1e9::bigint, 1e9::bigint)`
 	pageSQL   = `select * from syncpg.sync_scan_rows('p1', '{docs}', array[$1::text], array[null::bigint], '{1}', array[$2::text], $3::integer, 1e9::bigint, 1e9::bigint)`
+	openSQL   = `select * from syncpg.sync_open_partition('p1', 'e', $1::bigint)`
 	gateSQL   = `select * from syncpg.sync_read_pull_gate('p1', $1::text, '\x00'::bytea)`
 	recordSQL = `select syncpg.sync_record_client('p1', $1::text, 'alice', 2::smallint, 1, null, 0, true)`
 )
@@ -70,6 +71,8 @@ func TestPlanCliff(t *testing.T) {
 		rows int // the row that ends a subscription included
 		most int // buffers
 	}{
+		{"entering", openSQL, []any{0}, 1, 40},
+		{"entering after a minute", openSQL, []any{60_001}, 1, 40},
 		{"gate", gateSQL, []any{"c500"}, 1, 40},
 		{"record", recordSQL, []any{"c501"}, 1, 40},
 		{"window, one key", windowSQL, []any{`{"org":["o3"]}`, 0, 100}, 101, 100 * 25},
@@ -109,6 +112,7 @@ func TestPlanCliff(t *testing.T) {
 		`insert into syncpg.sync_partitions (partition) select 'q' || i from generate_series(1, 5000) as i`,
 		`insert into syncpg.sync_partition_registry (partition, log_epoch, created_at_ms, last_seen_ms) select 'q' || i, 'e', 0, 0 from generate_series(1, 5000) as i`,
 		`update syncpg.sync_partitions set max_commit_seq = 1000 where partition = 'p1'`,
+		`update syncpg.sync_partition_registry set last_seen_ms = 0 where partition = 'p1'`,
 	} {
 		_, err := old.Exec(t.Context(), sql)
 		require.NoError(t, err)

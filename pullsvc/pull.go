@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/syncpg/syncpg/events"
+	"github.com/syncpg/syncpg/internal/trace"
 	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/scope"
 	"github.com/syncpg/syncpg/ssp2"
@@ -74,6 +76,10 @@ type subscription struct {
 	next     int64  // nextCursor
 	pin      int64  // of a bootstrap
 	page     *page  // of a bootstrap, not sent yet
+
+	// What was sent, for its event.
+	commits, changes, inline, stored int
+	rows, bytes                      int64
 }
 
 func clamp(v, preset, most int32) int32 {
@@ -153,8 +159,11 @@ func matchable(t *schema.Table, effective scope.Requested) (scopes string, drivi
 // with one or more whole frames, which are valid only during the call, and should
 // pass them on at once; its error ends the stream. Errors are like those of
 // [Service.Begin]; whatever was emitted by then stays valid (§1.4).
-func (p *Pull) Stream(ctx context.Context, emit func(frames []byte) error) error {
+func (p *Pull) Stream(ctx context.Context, emit func(frames []byte) error) (err error) {
+	ctx, span := trace.Start(ctx, "syncpg.pull.stream")
+	defer span.End(&err)
 	out := &pieces{emit: emit}
+	defer p.tell(ctx, out)
 	for i, sub := range p.subs {
 		for reads := 0; !sub.answered; reads++ {
 			if reads == maxReads {
@@ -173,6 +182,7 @@ func (p *Pull) Stream(ctx context.Context, emit func(frames []byte) error) error
 		if err := p.send(ctx, out, sub); err != nil {
 			return err
 		}
+		p.note(out, sub)
 		p.subs[i] = nil
 	}
 	return out.flush()
@@ -197,7 +207,12 @@ func (p *Pull) send(ctx context.Context, out *pieces, sub *subscription) error {
 			if frames, err = p.store(ctx, nil, sub, pg); err != nil {
 				return err
 			}
+			sub.stored++
+		} else {
+			sub.inline++
+			sub.bytes += int64(len(frames))
 		}
+		sub.rows += pg.rows
 		if err := out.add(frames); err != nil {
 			return err
 		}
@@ -241,6 +256,9 @@ func encoding(err error) error { return errors.New("encoding the response: " + e
 type pieces struct {
 	emit func([]byte) error
 	buf  []byte
+
+	noted []events.PullServed // of sections that were added
+	out   int                 // how many of them are out
 }
 
 func (o *pieces) add(frames []byte) error {
@@ -257,10 +275,13 @@ func (o *pieces) add(frames []byte) error {
 }
 
 func (o *pieces) flush() error {
-	if len(o.buf) == 0 {
-		return nil
+	if len(o.buf) > 0 {
+		err := o.emit(o.buf)
+		o.buf = o.buf[:0]
+		if err != nil {
+			return err
+		}
 	}
-	err := o.emit(o.buf)
-	o.buf = o.buf[:0]
-	return err
+	o.out = len(o.noted)
+	return nil
 }

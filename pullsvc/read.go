@@ -226,6 +226,7 @@ func (p *Pull) classify(ctx context.Context, sub *subscription) error {
 		}
 	case modeWindow:
 	}
+	sub.commits, sub.changes, sub.bytes = 0, 0, 0
 	var err error
 	if sub.frames, err = p.frame(sub.frames[:0], start); err != nil {
 		return err

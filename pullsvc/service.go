@@ -9,7 +9,9 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/internal/gate"
+	"github.com/syncpg/syncpg/internal/trace"
 	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/scope"
 	"github.com/syncpg/syncpg/ssp2"
@@ -48,6 +50,9 @@ type Config struct {
 	// once their payloads reach it, and no further subscription is read ahead. A
 	// response holds about four times as much, and one commit or row. Default 2 MiB.
 	BufferBytes int
+	// Events receives events.PullServed for each subscription that was answered, when
+	// the stream ends. Default: nobody.
+	Events events.Sink
 	// Logger receives what clients are not told. Default: nothing is logged.
 	Logger *slog.Logger
 }
@@ -62,6 +67,7 @@ type Service struct {
 	segments         SegmentStore
 	inlineMax        int
 	bufferBytes      int64
+	events           events.Sink
 	log              *slog.Logger
 }
 
@@ -101,6 +107,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
+	s.events = events.Safe(cfg.Events, s.log)
 	return s, nil
 }
 
@@ -156,12 +163,17 @@ func (s *Service) Validate(req Request) error {
 // can still be the answer to the whole request: an *ssp2.Error names its reason,
 // any other error means that the same request may be sent again. The caller closes
 // the pull.
-func (s *Service) Begin(ctx context.Context, req Request) (*Pull, error) {
+func (s *Service) Begin(ctx context.Context, req Request) (_ *Pull, err error) {
+	ctx, span := trace.Start(ctx, "syncpg.pull.begin")
+	defer span.End(&err)
+	if err := gate.CheckIdentity(req.Partition, req.Actor); err != nil {
+		return nil, fmt.Errorf("pulling: %w", err)
+	}
 	if err := s.Validate(req); err != nil {
 		return nil, err
 	}
 	p := s.newPull(req)
-	err := p.read(ctx, p.subs)
+	err = p.read(ctx, p.subs)
 	if errors.Is(err, errPartitionUnknown) {
 		s.gate.Forget(req.Partition)
 		if _, err = s.gate.Enter(ctx, req.Partition); err == nil {

@@ -11,8 +11,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/syncpg/syncpg/db"
+	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/internal/gate"
 	"github.com/syncpg/syncpg/internal/pgtx"
+	"github.com/syncpg/syncpg/internal/trace"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
@@ -27,6 +29,7 @@ type request struct {
 	Request
 	ctx        context.Context //nolint:containedctx // of the caller, whom the transaction outlives
 	operations int
+	bytes      int           // of payload
 	done       chan struct{} // closed when resp or err is final
 	answered   bool
 
@@ -36,12 +39,16 @@ type request struct {
 	actor   string // owner of the client, "" when it is new
 	resp    *Response
 	err     error
+	noted   []events.Event // to tell when it is answered
 }
 
 func newRequest(ctx context.Context, req Request) *request {
 	r := &request{Request: req, ctx: ctx, done: make(chan struct{})}
 	for i := range req.Commits {
 		r.operations += len(req.Commits[i].Operations)
+		for j := range req.Commits[i].Operations {
+			r.bytes += len(req.Commits[i].Operations[j].Payload)
+		}
 	}
 	return r
 }
@@ -49,7 +56,7 @@ func newRequest(ctx context.Context, req Request) *request {
 // begin prepares the request for another attempt.
 func (r *request) begin() {
 	r.commits, r.byID = nil, make(map[string]*commit, len(r.Commits))
-	r.resp, r.err = nil, nil
+	r.resp, r.err, r.noted = nil, nil, nil
 	for i := range r.Commits {
 		c := &r.Commits[i]
 		if r.byID[c.ClientCommitID] != nil {
@@ -84,10 +91,12 @@ type commit struct {
 
 // admitted is what admission read.
 type admitted struct {
-	locked  bool
-	epoch   gate.Epoch
-	version int32 // installed schema version
-	pending string
+	locked bool
+	// oversized says that outcomes and rows were too much to return.
+	oversized bool
+	epoch     gate.Epoch
+	version   int32 // installed schema version
+	pending   string
 	// single marks the tables, by index, of which every operation needs a statement
 	// of its own; nil when there are none.
 	single []bool
@@ -126,12 +135,14 @@ func newTransaction(s *Service, conn *pgxpool.Conn, partition string, requests [
 }
 
 // admit begins the transaction and reads what the commits need: one round trip.
-func (t *transaction) admit(ctx context.Context) error {
+func (t *transaction) admit(ctx context.Context) (err error) {
+	ctx, span := trace.Start(ctx, "syncpg.push.admit")
+	defer span.End(&err)
 	params := db.PushAdmitParams{
 		Partition: t.partition, Now: t.now,
 		ClientIds:     make([]string, len(t.requests)),
 		CommitClients: make([]int32, 0, len(t.commits)), CommitIds: make([]string, 0, len(t.commits)),
-		Tables: []string{}, RowIds: []string{},
+		Tables: []string{}, RowIds: []string{}, MaxBytes: t.s.maxAdmittedBytes,
 	}
 	var keys []rowKey
 	named := t.state.known
@@ -214,7 +225,7 @@ func (t *transaction) read(row *db.PushAdmitRow, keys []rowKey) error {
 		return errPartitionGone
 	}
 	t.admitted = admitted{
-		locked: row.Locked, epoch: gate.Epoch{LogEpoch: row.LogEpoch, Required: row.EpochRequired},
+		locked: row.Locked, oversized: row.Oversized, epoch: gate.Epoch{LogEpoch: row.LogEpoch, Required: row.EpochRequired},
 		version: row.SchemaVersion, pending: row.PendingProjection,
 	}
 	for i, r := range t.requests {
@@ -230,10 +241,14 @@ func (t *transaction) read(row *db.PushAdmitRow, keys []rowKey) error {
 			t.admitted.single[table.Index] = true
 		}
 	}
+	if row.Oversized {
+		return nil
+	}
 	for i, ord := range row.OutcomeOrds {
 		c := t.commits[ord-1]
 		c.known = true
 		c.outcome = storedOutcome(row.OutcomeStatuses[i], row.OutcomeSeqs[i], row.OutcomeResults[i], row.OutcomeDetails[i])
+		c.outcome.id, c.outcome.recordedAtMs = row.OutcomeIds[i], row.OutcomeRecorded[i]
 	}
 	for i, ord := range row.RowOrds {
 		versions, err := parseVersions(row.RowColumnVersions[i])

@@ -51,6 +51,22 @@ func (t *transaction) apply(ctx context.Context) error {
 	return requestError(err)
 }
 
+// refuseOversized rejects the one commit of a transaction that names more data than
+// an admission reads; it would otherwise be pushed for ever. Of several, each gets a
+// transaction of its own.
+func (t *transaction) refuseOversized(ctx context.Context) error {
+	if len(t.commits) != 1 || !t.admitted.locked {
+		return errOversized
+	}
+	c := t.commits[0]
+	if c.req.refused() {
+		return nil
+	}
+	c.outcome = rejection(opError(0, ssp2.CodeConstraintViolation, "the rows of this commit are too large to be written together"))
+	_, err := t.flush(ctx, &planned{rejected: []*commit{c}}, true)
+	return requestError(err)
+}
+
 // applyRange decides consecutive commits and applies them in one flush. A hook that
 // has to read splits it: what is planned so far is written first. last says that
 // nothing follows, so that the last flush also commits.

@@ -11,6 +11,9 @@ import (
 func (t *transaction) attribute(ctx context.Context, c *appliedCommit) (int, error) {
 	culprit := -1
 	var err error
+	if len(c.changes) == 0 {
+		return 0, nil // a host's trigger on the log
+	}
 	if len(c.changes) > 1 {
 		culprit, err = t.searchStatements(ctx, c)
 		if err == nil && culprit < 0 && t.admitted.single != nil {

@@ -200,6 +200,7 @@ func BenchmarkParallel(b *testing.B) {
 				for c := range requests {
 					for range n {
 						req, _ := w.next(b, fmt.Sprint(kind, c%partitions))
+						req.ClientID = fmt.Sprint("c", c)
 						requests[c] = append(requests[c], req)
 					}
 				}

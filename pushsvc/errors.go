@@ -21,6 +21,10 @@ const sqlStateUnique = "23505"
 // host's trigger for example: the others may be fine without it.
 var errRowFailed = errors.New("a write failed")
 
+// errOversized says that admission would have had to read too much at once: the
+// requests, or the commits of one, need transactions of their own.
+var errOversized = errors.New("the push names too much data")
+
 // errOutcomeStands says that an outcome was recorded that admission did not find,
 // although the partition lock was held. The next attempt finds it.
 var errOutcomeStands = errors.New("another outcome of the commit stands")
@@ -40,6 +44,10 @@ func impossibleRow(err error) bool {
 	}
 	return false
 }
+
+// internal says what failed over the server's own data. The code of a codec's error
+// would blame the client.
+func internal(what string, err error) error { return errors.New(what + ": " + err.Error()) }
 
 // requestError turns the database error that concerns requests as a whole into a
 // protocol error; others stay what they are.

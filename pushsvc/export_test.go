@@ -18,3 +18,6 @@ func (s *Service) WaitQueued(ctx context.Context, partition string, n int) {
 		runtime.Gosched()
 	}
 }
+
+// AdmitAtMost changes how many bytes of rows and outcomes an admission reads.
+func (s *Service) AdmitAtMost(bytes int64) { s.maxAdmittedBytes = bytes }

@@ -210,7 +210,7 @@ func (st *statement) take(results pgx.BatchResults) error {
 }
 
 func (f *flush) queueAdmit(p *db.PushAdmitParams) {
-	f.queue("admitting the push", pushAdmit, p.Partition, p.Now, p.ClientIds, p.CommitClients, p.CommitIds, p.Tables, p.RowIds)
+	f.queue("admitting the push", pushAdmit, p.Partition, p.Now, p.ClientIds, p.CommitClients, p.CommitIds, p.Tables, p.RowIds, p.MaxBytes)
 }
 
 // queueOutcomes records outcomes, and the clients of which these are the first.
@@ -229,7 +229,7 @@ func (t *transaction) queueOutcomes(f *flush, commits []*commit) error {
 		if p.Results[i], p.Details[i], err = c.outcome.encode(); err != nil {
 			return err
 		}
-		p.OutcomeIds[i] = newOutcomeID()
+		p.OutcomeIds[i] = c.outcome.newID()
 		if c.req.actor == "" && !slices.Contains(p.NewClients, c.req.ClientID) {
 			p.NewClients, p.NewActors = append(p.NewClients, c.req.ClientID), append(p.NewActors, c.req.Actor)
 		}

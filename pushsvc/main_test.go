@@ -171,6 +171,7 @@ func (b *bundle) beside(t testing.TB, change ...func(*pgtest.Options, *pushsvc.C
 	cfg, err := pgxpool.ParseConfig(b.db.DSN)
 	require.NoError(t, err)
 	cfg.MaxConns = max(options.MaxConns, 1)
+	options.Counter.Attach(&cfg.ConnConfig.Config)
 	if options.Configure != nil {
 		options.Configure(cfg)
 	}

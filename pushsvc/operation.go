@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -226,7 +225,7 @@ func (o *operation) update() (*change, error) {
 	if !same {
 		payload, err := ssp2.AppendRow(nil, table.Wire, values)
 		if err != nil {
-			return nil, fmt.Errorf("encoding a merged row: %w", err)
+			return nil, internal("encoding a merged row", err)
 		}
 		next.payload = payload
 	}
@@ -293,7 +292,7 @@ func (o *operation) insert() (*change, error) {
 	if o.in.present != nil {
 		payload, err := ssp2.AppendRow(nil, o.table.Wire, o.in.values)
 		if err != nil {
-			return nil, fmt.Errorf("encoding an inserted row: %w", err)
+			return nil, internal("encoding an inserted row", err)
 		}
 		next.payload = payload
 	}

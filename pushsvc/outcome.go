@@ -16,6 +16,10 @@ type outcome struct {
 	seq     int64           // applied
 	results []ssp2.OpResult
 	details []ssp2.DetailEntry
+
+	// Of its record, if it has one.
+	id           pgtype.UUID
+	recordedAtMs int64 // when it stood before this transaction
 }
 
 // opError is a terminating error result.
@@ -65,7 +69,7 @@ func storedOutcome(status int16, seq int64, results []byte, details string) *out
 // encode renders the outcome record: results, and details as JSON or "".
 func (o *outcome) encode() (results []byte, details string, err error) {
 	if results, err = ssp2.AppendResults(nil, o.results); err != nil {
-		return nil, "", fmt.Errorf("encoding an outcome: %w", err)
+		return nil, "", internal("encoding an outcome", err)
 	}
 	details, err = encodeDetails(o.details)
 	return results, details, err
@@ -107,12 +111,14 @@ func decodeDetails(encoded string) ([]ssp2.DetailEntry, error) {
 	return entries, nil
 }
 
-// newOutcomeID identifies the stored outcome: a random (version 4) UUID.
-func newOutcomeID() pgtype.UUID {
+// newID identifies the record that the outcome is about to get: a random (version 4)
+// UUID.
+func (o *outcome) newID() pgtype.UUID {
 	id := pgtype.UUID{Valid: true}
 	_, _ = rand.Read(id.Bytes[:]) // never fails
 	id.Bytes[6] = id.Bytes[6]&0x0f | 0x40
 	id.Bytes[8] = id.Bytes[8]&0x3f | 0x80
+	o.id = id
 	return id
 }
 

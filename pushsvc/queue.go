@@ -70,9 +70,10 @@ func (q *queues) take(partition string, operations int) []*request {
 	defer q.mu.Unlock()
 	p := q.byPartition[partition]
 	var batch, rest []*request
+	bytes := maxBatchBytes
 	clients := make(map[string]bool, len(p.waiting))
 	for i, r := range p.waiting {
-		if len(batch) > 0 && r.operations > operations {
+		if len(batch) > 0 && (r.operations > operations || r.bytes > bytes) {
 			rest = append(rest, p.waiting[i:]...)
 			break
 		}
@@ -82,6 +83,7 @@ func (q *queues) take(partition string, operations int) []*request {
 		}
 		clients[r.ClientID] = true
 		operations -= r.operations
+		bytes -= r.bytes
 		batch = append(batch, r)
 	}
 	p.waiting = rest
@@ -176,13 +178,39 @@ func (s *Service) serve(batch []*request) {
 // giveUp answers requests whose transaction failed. When one of them made it fail,
 // each has another to itself, in the same order.
 func (s *Service) giveUp(batch []*request, err error) {
-	if len(batch) == 1 || !errors.Is(err, errRowFailed) || ssp2.CodeOf(err) != "" {
+	alone := errors.Is(err, errOversized) || errors.Is(err, errRowFailed) && ssp2.CodeOf(err) == ""
+	switch {
+	case alone && len(batch) > 1:
+		for _, r := range batch {
+			s.serve([]*request{r})
+		}
+	case errors.Is(err, errOversized) && len(batch[0].Commits) > 1:
+		s.serveSingly(batch[0])
+	default:
 		answer(batch, err)
-		return
 	}
-	for _, r := range batch {
-		s.serve([]*request{r})
+}
+
+// serveSingly answers a request with a transaction for each of its commits.
+func (s *Service) serveSingly(r *request) {
+	all := &Response{}
+	for i := range r.Commits {
+		one := r.Request
+		one.Commits = r.Commits[i : i+1]
+		part := newRequest(r.ctx, one)
+		s.serve([]*request{part})
+		if part.err != nil || part.resp.Reset {
+			r.resp, r.err = part.resp, part.err
+			break
+		}
+		all.Results = append(all.Results, part.resp.Results...)
+		all.Details = append(all.Details, part.resp.Details...)
+		all.LastSeq = max(all.LastSeq, part.resp.LastSeq)
 	}
+	if !r.refused() {
+		r.resp = all
+	}
+	answer([]*request{r}, nil)
 }
 
 // answer ends the wait of every request; those that were not decided get err.

@@ -136,13 +136,19 @@ func TestOneClientsRequestsKeepTheirOrder(t *testing.T) {
 			return one.pushing(t.Context(), b.Service, one.commit(b.upsert(t, "notes", note("n", strconv.Itoa(i)))))
 		})
 	}
+	twice := one.commit(b.upsert(t, "notes", note("n", "twice")))
+	for range 2 {
+		pushes = append(pushes, func() <-chan answer { return one.pushing(t.Context(), b.Service, twice) })
+	}
 	first, rest, release := c.behind(t, b, pushes...)
 	release()
 	requireApplied(t, (<-first).resp.Results...)
-	for i, done := range rest {
+	for i, done := range rest[:5] {
 		require.EqualValues(t, i+2, *(<-done).resp.Results[0].CommitSeq)
 	}
-	require.EqualValues(t, 5, c.stored(t, "notes", "n").Version)
+	requireApplied(t, (<-rest[5]).resp.Results...)
+	require.Equal(t, ssp2.PushCached, (<-rest[6]).resp.Results[0].Status)
+	require.EqualValues(t, 6, c.stored(t, "notes", "n").Version)
 }
 
 func TestABusyPartitionRefusesRatherThanGrows(t *testing.T) {

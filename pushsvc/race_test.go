@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -135,14 +136,15 @@ func TestTwoDeliveries(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/swapped %t", tc.name, swapped), func(t *testing.T) {
 				c := b.client(t, ssp2.WireV2)
 				k := c.commit(tc.op(t))
-				services := []*pushsvc.Service{b.Service, b.beside(t).Service}
+				sides := []*bundle{b, b.beside(t)}
 				if swapped {
-					services[0], services[1] = services[1], services[0]
+					sides[0], sides[1] = sides[1], sides[0]
 				}
+				sides[1].counter.Reset()
 				release := c.hold(t)
-				first := c.pushing(t.Context(), services[0], k)
+				first := c.pushing(t.Context(), sides[0].Service, k)
 				require.NoError(t, pgtest.WaitAnyBlocked(t.Context(), b.db.Pool, 1))
-				second := c.pushing(t.Context(), services[1], k)
+				second := c.pushing(t.Context(), sides[1].Service, k)
 				require.NoError(t, pgtest.WaitAnyBlocked(t.Context(), b.db.Pool, 2))
 				release()
 				answers := []answer{<-first, <-second}
@@ -151,6 +153,8 @@ func TestTwoDeliveries(t *testing.T) {
 				one, two := answers[0].resp.Results[0], answers[1].resp.Results[0]
 				require.Equal(t, encoded(t, ssp2.WireV2, one), encoded(t, ssp2.WireV2, two))
 				require.Equal(t, tc.status, one.Status)
+				sides[1].Wait()
+				require.NotContains(t, strings.Join(sides[1].counter.Statements(), " "), "sync_record_outcomes", "one pipeline run")
 				if tc.status == ssp2.PushApplied {
 					require.Equal(t, ssp2.PushCached, two.Status)
 					require.EqualValues(t, 1, c.stored(t, "notes", "n").Version)

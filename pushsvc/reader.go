@@ -314,11 +314,14 @@ func (r *reader) rows(ctx context.Context, t *schema.Table, s pgtx.Statement, ar
 		read, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (CandidateRow, error) {
 			c := CandidateRow{Row: &Row{table: t}}
 			var payload []byte
-			err := row.Scan(&c.RowID, &c.Version, &payload)
-			if err == nil {
-				c.Row.values, err = ssp2.DecodeRow(t.Wire, payload, nil)
+			if err := row.Scan(&c.RowID, &c.Version, &payload); err != nil {
+				return c, err //nolint:wrapcheck // run says what it was doing
 			}
-			return c, err
+			var err error
+			if c.Row.values, err = ssp2.DecodeRow(t.Wire, payload, nil); err != nil {
+				return c, internal(fmt.Sprintf("decoding a stored row of table %q", t.Name), err)
+			}
+			return c, nil
 		})
 		return err //nolint:wrapcheck // run says what it was doing
 	}, append([]any{r.t.partition}, args...)...)

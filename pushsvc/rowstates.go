@@ -37,7 +37,7 @@ func (r *rowState) decode(t *schema.Table) error {
 	}
 	values, err := ssp2.DecodeRow(t.Wire, r.payload, nil)
 	if err != nil {
-		return fmt.Errorf("decoding a stored row of table %q: %w", t.Name, err)
+		return internal(fmt.Sprintf("decoding a stored row of table %q", t.Name), err)
 	}
 	scopes, ok := t.RowScopes(values, nil)
 	if !ok {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/internal/gate"
 	"github.com/syncpg/syncpg/internal/pgtx"
 	"github.com/syncpg/syncpg/schema"
@@ -54,6 +55,10 @@ type Config struct {
 	ValidateCommit CommitValidator
 	// Gate is shared with the other services of a server. Default one of its own.
 	Gate *gate.Gate
+	// Events receives events.PushApplied, PushRejected or PushConflicted for each commit
+	// that was answered, duplicates and replays included, after its answer; the next
+	// push to its partition waits until the sink returns. Default: nobody.
+	Events events.Sink
 	// Logger receives what clients are not told. Default: nothing is logged.
 	Logger *slog.Logger
 }
@@ -65,6 +70,7 @@ type Service struct {
 	clock         func() time.Time
 	maxOperations int
 	gate          *gate.Gate
+	events        events.Sink
 	log           *slog.Logger
 	write         []pgtx.Statement // by Table.Index: schemaddl.WriteRowsSQL
 	stored        [][]int          // by Table.Index: schemaddl.StoredColumns
@@ -77,6 +83,7 @@ type Service struct {
 	maxBatchOperations int
 	maxWaiting         int
 	maxWait            time.Duration
+	maxAdmittedBytes   int64
 	work               sync.WaitGroup // transactions in flight
 }
 
@@ -102,6 +109,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		maxBatchOperations: cmp.Or(cfg.MaxBatchOperations, DefaultMaxBatchOperations),
 		maxWaiting:         cmp.Or(cfg.MaxWaiting, DefaultMaxWaiting),
 		maxWait:            cmp.Or(cfg.MaxWait, DefaultMaxWait),
+		maxAdmittedBytes:   maxAdmittedBytes,
 	}
 	if s.clock == nil {
 		s.clock = time.Now
@@ -112,6 +120,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
+	s.events = events.Safe(cfg.Events, s.log)
 	for name, v := range cfg.Validators {
 		table, ok := cfg.Schema.Table(name)
 		switch {
@@ -181,7 +190,14 @@ func (s *Service) Validate(req Request) error {
 	return nil
 }
 
-const maxAttempts = 4
+const (
+	maxAttempts = 4
+	// maxAdmittedBytes bounds the rows and outcomes one admission reads. Postgres
+	// cannot return a gigabyte in an array, and the process has other things to hold.
+	maxAdmittedBytes = 256 << 20
+	// maxBatchBytes bounds the payloads of requests that share a transaction.
+	maxBatchBytes = 32 << 20
+)
 
 // Push applies the commits of a request in order and returns their outcomes. When
 // it returns, every outcome is durable. Requests of other clients to the same
@@ -192,6 +208,9 @@ const maxAttempts = 4
 // nothing may have been done, and the same request may be sent again; when ctx ends,
 // it is that of ctx, and the commits may be applied all the same.
 func (s *Service) Push(ctx context.Context, req Request) (*Response, error) {
+	if err := gate.CheckIdentity(req.Partition, req.Actor); err != nil {
+		return nil, fmt.Errorf("pushing: %w", err)
+	}
 	if err := s.Validate(req); err != nil {
 		return nil, err
 	}
@@ -229,14 +248,19 @@ func (s *Service) attempt(ctx context.Context, batch []*request) error {
 	if err != nil {
 		return fmt.Errorf("waiting for a connection: %w", err)
 	}
+	defer s.tell(batch)
 	defer pgtx.Finish(ctx, conn)
 	t := newTransaction(s, conn, partition, batch)
 	if err := t.admit(ctx); err != nil {
 		return err
 	}
 	t.checkGate()
-	if t.admitted.locked {
-		if err := t.apply(ctx); err != nil {
+	if t.admitted.oversized {
+		if err := t.refuseOversized(ctx); err != nil {
+			return err
+		}
+	} else if t.admitted.locked {
+		if err := t.applySpan(ctx); err != nil {
 			return err
 		}
 	}
@@ -245,6 +269,7 @@ func (s *Service) attempt(ctx context.Context, batch []*request) error {
 			r.resp, r.err = r.response()
 		}
 	}
+	t.note()
 	// Of a replay nothing was written and nothing is locked, so that its answer need
 	// not wait for the transaction to be closed.
 	answer(batch, nil)

@@ -6,10 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
-	"strings"
-	"unicode/utf8"
+	"time"
 
+	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/internal/gate"
+	"github.com/syncpg/syncpg/internal/trace"
 	"github.com/syncpg/syncpg/pullsvc"
 	"github.com/syncpg/syncpg/pushsvc"
 	"github.com/syncpg/syncpg/schema"
@@ -17,7 +18,7 @@ import (
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-// Config is what an engine is made of. All but Logger is required; Push, Pull and
+// Config is what an engine is made of. All but Events and Logger is required; Push, Pull and
 // Gate work on the same database and schema.
 type Config struct {
 	// Schema is the schema version served.
@@ -33,6 +34,9 @@ type Config struct {
 	// one, and a panic, revokes every subscription and refuses every operation of
 	// this round (§3.2 rule 5, §3.4 rule 4).
 	ResolveScopes func(context.Context, ScopeRequest) (scope.Allowed, error)
+	// Events gets events.RequestHandled once for every round, and
+	// events.ResolverFailed. nil: nobody.
+	Events events.Sink
 	// Logger gets what clients are not told. nil: nothing is logged.
 	Logger *slog.Logger
 }
@@ -44,6 +48,7 @@ type Engine struct {
 	pull          puller
 	gate          entry
 	resolveScopes func(context.Context, ScopeRequest) (scope.Allowed, error)
+	events        events.Sink
 	log           *slog.Logger
 }
 
@@ -110,6 +115,7 @@ func newEngine(cfg Config, push pusher, pull puller, gate entry) *Engine {
 	if e.log == nil {
 		e.log = slog.New(slog.DiscardHandler)
 	}
+	e.events = events.Safe(cfg.Events, e.log)
 	return e
 }
 
@@ -124,9 +130,13 @@ func newEngine(cfg Config, push pusher, pull puller, gate entry) *Engine {
 // The order is: rules that need no database; the log epoch (§2.1); the schema
 // floor (§1.6); a reset (§2.1); the host's resolver; the push; the first read of
 // the pull; the response.
-func (e *Engine) Run(ctx context.Context, id Identity, req *ssp2.Request, w Writer) error {
+func (e *Engine) Run(ctx context.Context, id Identity, req *ssp2.Request, w Writer) (err error) {
+	ctx, span := trace.Start(ctx, "syncpg.request")
+	defer span.End(&err)
+	defer e.handled(ctx, id, req, w, time.Now(), &err)
+	err = errPanicked // unless run returns
 	out := &response{w: w, wire: req.WireVersion}
-	err := e.run(ctx, id, req, out)
+	err = e.run(ctx, id, req, out)
 	if err == nil {
 		return nil
 	}
@@ -138,7 +148,7 @@ func (e *Engine) Run(ctx context.Context, id Identity, req *ssp2.Request, w Writ
 }
 
 func (e *Engine) run(ctx context.Context, id Identity, req *ssp2.Request, out *response) error {
-	if err := id.validate(); err != nil {
+	if err := gate.CheckIdentity(id.Partition, id.Actor); err != nil {
 		return err
 	}
 	push := pushsvc.Request{
@@ -270,6 +280,7 @@ func (e *Engine) resolve(ctx context.Context, req ScopeRequest) (scope.Resolutio
 			return scope.Resolution{}, fmt.Errorf("resolving scopes: %w", over)
 		}
 		if errors.Is(err, ErrOutage) {
+			e.resolverFailed(ctx, req, true, err)
 			return scope.Resolution{}, &ssp2.Error{
 				Code:    ssp2.CodeAuthLeaseRequired,
 				Message: "live authorization is unavailable and there is no auth lease to stand in for it",
@@ -298,6 +309,7 @@ func (e *Engine) askHost(ctx context.Context, req ScopeRequest) (_ scope.Allowed
 func (e *Engine) hostFailed(ctx context.Context, req ScopeRequest, err error) {
 	e.log.ErrorContext(ctx, "host callback failed", "callback", "ResolveScopes",
 		"partition", req.Partition, "actor", req.Actor, "client", req.ClientID, "error", err)
+	e.resolverFailed(ctx, req, false, err)
 }
 
 // report logs a failure that the client is told little about.
@@ -314,16 +326,4 @@ func (e *Engine) report(ctx context.Context, id Identity, req *ssp2.Request, out
 	}
 	e.log.Log(ctx, level, "round failed", "code", string(f.Code), "begun", out.begun,
 		"partition", id.Partition, "actor", id.Actor, "client", req.Header.ClientID, "error", err)
-}
-
-func (id Identity) validate() error {
-	for _, s := range []string{id.Actor, id.Partition} {
-		if s == "" || strings.ContainsRune(s, 0) || !utf8.ValidString(s) {
-			return fmt.Errorf("round: the identity %q in partition %q is not usable", id.Actor, id.Partition)
-		}
-	}
-	if n := len(id.Partition); n > gate.MaxIDBytes {
-		return fmt.Errorf("round: the name of a partition has %d bytes, at most %d are possible", n, gate.MaxIDBytes)
-	}
-	return nil
 }

@@ -2,6 +2,7 @@ package schemaddl_test
 
 import (
 	"fmt"
+	"math"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -169,9 +170,13 @@ func TestLookupsOfAFullTable(t *testing.T) {
 				Rows float64 `json:"Actual Rows"`
 			}
 		}
-		require.NoError(t, db.Pool.QueryRow(t.Context(), `explain (analyze, buffers, format json) `+l.sql, l.args...).Scan(&plan))
-		t.Logf("%s: %v rows, %d buffers", l.name, plan[0].Plan.Rows, plan[0].Plan.Hit+plan[0].Plan.Read)
-		require.Positive(t, plan[0].Plan.Rows, l.name)
-		require.Less(t, plan[0].Plan.Hit+plan[0].Plan.Read, int64(400), l.name)
+		buffers := int64(math.MaxInt64)
+		for range 3 { // whoever plans anew meanwhile reads the catalog
+			require.NoError(t, db.Pool.QueryRow(t.Context(), `explain (analyze, buffers, format json) `+l.sql, l.args...).Scan(&plan))
+			buffers = min(buffers, plan[0].Plan.Hit+plan[0].Plan.Read)
+			require.Positive(t, plan[0].Plan.Rows, l.name)
+		}
+		t.Logf("%s: %v rows, %d buffers", l.name, plan[0].Plan.Rows, buffers)
+		require.Less(t, buffers, int64(400), l.name)
 	}
 }

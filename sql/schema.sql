@@ -3,7 +3,7 @@
 
 CREATE SCHEMA syncpg;
 
-CREATE FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[]) RETURNS TABLE(locked boolean, log_epoch text, epoch_required boolean, schema_version integer, pending_projection text, max_commit_seq bigint, horizon_seq bigint, client_actors text[], outcome_ords integer[], outcome_statuses smallint[], outcome_seqs bigint[], outcome_results bytea[], outcome_details text[], outcome_recorded bigint[], outcome_ids uuid[], row_ords integer[], row_versions bigint[], row_payloads bytea[], row_column_versions text[], tombstone_ords integer[], tombstone_seqs bigint[], single_tables text[])
+CREATE FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint) RETURNS TABLE(locked boolean, oversized boolean, log_epoch text, epoch_required boolean, schema_version integer, pending_projection text, max_commit_seq bigint, horizon_seq bigint, client_actors text[], outcome_ords integer[], outcome_statuses smallint[], outcome_seqs bigint[], outcome_results bytea[], outcome_details text[], outcome_recorded bigint[], outcome_ids uuid[], row_ords integer[], row_versions bigint[], row_payloads bytea[], row_column_versions text[], tombstone_ords integer[], tombstone_seqs bigint[], single_tables text[])
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -12,12 +12,16 @@ CREATE FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_
 #variable_conflict use_column
 begin
   locked := false;
+  oversized := false;
   loop
-    select array_agg(o.ord), array_agg(o.status), array_agg(coalesce(o.commit_seq, 0)), array_agg(o.results),
-           array_agg(coalesce(o.details, '')), array_agg(o.recorded_at_ms), array_agg(o.outcome_id)
+    select array_agg(o.ord), array_agg(o.status), array_agg(coalesce(o.commit_seq, 0)),
+           array_agg(o.results) filter (where o.bytes <= p_max_bytes),
+           array_agg(coalesce(o.details, '')), array_agg(o.recorded_at_ms), array_agg(o.outcome_id),
+           coalesce(bool_or(o.bytes > p_max_bytes), false)
       into outcome_ords, outcome_statuses, outcome_seqs, outcome_results,
-           outcome_details, outcome_recorded, outcome_ids
-      from syncpg.sync_find_outcomes(p_partition, p_client_ids, p_commit_clients, p_commit_ids) as o;
+           outcome_details, outcome_recorded, outcome_ids, oversized
+      from (select f.*, sum(octet_length(f.results)) over (rows unbounded preceding) as bytes
+              from syncpg.sync_find_outcomes(p_partition, p_client_ids, p_commit_clients, p_commit_ids) as f) as o;
     exit when locked or coalesce(cardinality(outcome_ords), 0) = cardinality(p_commit_ids);
     -- Everything below is a statement of its own, with a snapshot taken after
     -- this lock was granted: it sees what the previous holder committed.
@@ -56,9 +60,13 @@ begin
   if locked then
     single_tables := syncpg.sync_lock_tables(p_tables);
 
-    select array_agg(r.ord), array_agg(r.server_version), array_agg(r.payload), array_agg(coalesce(r.column_versions::text, ''))
-      into row_ords, row_versions, row_payloads, row_column_versions
-      from syncpg.sync_prefetch_rows(p_partition, p_tables, p_row_ids) as r;
+    select array_agg(r.ord), array_agg(r.server_version),
+           array_agg(r.payload) filter (where r.bytes <= p_max_bytes),
+           array_agg(coalesce(r.column_versions::text, '')),
+           oversized or coalesce(bool_or(r.bytes > p_max_bytes), false)
+      into row_ords, row_versions, row_payloads, row_column_versions, oversized
+      from (select f.*, sum(octet_length(f.payload)) over (rows unbounded preceding) as bytes
+              from syncpg.sync_prefetch_rows(p_partition, p_tables, p_row_ids) as f) as r;
 
     select array_agg(k.ord::integer), array_agg(t.commit_seq) into tombstone_ords, tombstone_seqs
       from unnest(p_tables, p_row_ids) with ordinality as k(table_name, row_id, ord)
@@ -73,7 +81,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[]) IS 'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, the tables that need a statement per operation (sync_lock_tables). In arrays, 0 and '' stand for no seq, no details, no owner, no column versions. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then the app tables named, ROW EXCLUSIVE.';
+COMMENT ON FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint) IS 'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, the tables that need a statement per operation (sync_lock_tables). In arrays, 0 and '''' stand for no seq, no details, no owner, no column versions. Outcomes or rows of more than p_max_bytes are not returned: oversized. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then the app tables named, ROW EXCLUSIVE.';
 
 CREATE FUNCTION syncpg.sync_append_commits(p_partition text, p_base_seq bigint, p_now bigint, p_writer_version integer, p_client_ids text[], p_commit_ids text[], p_actor_ids text[], p_change_counts integer[], p_change_commits integer[], p_change_indexes integer[], p_change_tables text[], p_change_rows text[], p_change_ops smallint[], p_change_versions bigint[], p_change_payloads bytea[], p_change_scope_sets integer[], p_scope_sets text[], p_tombstone_commits integer[], p_tombstone_tables text[], p_tombstone_rows text[], p_cleared_tables text[], p_cleared_rows text[]) RETURNS bigint
     LANGUAGE plpgsql
@@ -166,6 +174,7 @@ CREATE FUNCTION syncpg.sync_claim_reactions(p_partition text, p_types text[], p_
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     AS $$
@@ -246,7 +255,7 @@ CREATE FUNCTION syncpg.sync_extend_reaction(p_partition text, p_client_id text, 
 begin
   update syncpg.sync_reactions as r set due_at_ms = greatest(r.due_at_ms, p_lease_until)
    where r.partition = p_partition and r.client_id = p_client_id and r.client_commit_id = p_commit_id
-     and r.reaction_key >= p_key and r.reaction_key <= p_key
+     and r.reaction_key = p_key
      and r.lease_owner = p_owner;
   return found;
 end
@@ -284,6 +293,7 @@ CREATE FUNCTION syncpg.sync_list_due_partitions(p_types text[], p_now bigint, p_
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
     AS $$
 #variable_conflict use_column
 declare
@@ -323,6 +333,9 @@ CREATE FUNCTION syncpg.sync_list_reactions(p_partition text, p_state text, p_aft
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 begin
@@ -348,11 +361,15 @@ begin
            x.reaction_type, x.reaction_version, x.payload::text, x.state, x.attempts, x.max_attempts,
            x.due_at_ms, x.lease_owner, x.failure_code, x.failure_details::text, x.failed_at_ms,
            x.created_at_ms, x.finished_at_ms
-      from syncpg.sync_reactions as x
-     where x.partition = p_partition and x.state = p_state
-       and x.finished_at_ms <= coalesce(p_after_ms, 9223372036854775807)
-       and (p_after_ms is null
-            or (x.finished_at_ms, x.client_id, x.client_commit_id, x.reaction_key) < (p_after_ms, p_after_client, p_after_commit, p_after_key))
+      from (
+        select y.*
+          from syncpg.sync_reactions as y
+         where y.partition = p_partition and y.state = p_state
+           and y.finished_at_ms <= coalesce(p_after_ms, 9223372036854775807)
+         order by y.finished_at_ms desc
+      ) as x
+     where p_after_ms is null
+        or (x.finished_at_ms, x.client_id, x.client_commit_id, x.reaction_key) < (p_after_ms, p_after_client, p_after_commit, p_after_key)
      order by x.finished_at_ms desc, x.client_id desc, x.client_commit_id desc, x.reaction_key desc
      limit p_limit;
   end if;
@@ -424,6 +441,7 @@ CREATE FUNCTION syncpg.sync_prune_reactions(p_partition text, p_completed_before
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     AS $$
@@ -720,7 +738,7 @@ begin
      set state = 'pending', due_at_ms = p_now, finished_at_ms = null, attempts = 0,
          failure_code = null, failure_details = null, failed_at_ms = null
    where r.partition = p_partition and r.client_id = p_client_id and r.client_commit_id = p_commit_id
-     and r.reaction_key >= p_key and r.reaction_key <= p_key
+     and r.reaction_key = p_key
      and r.state = 'dead-letter';
   return found;
 end
@@ -755,7 +773,7 @@ begin
          failure_details = case when p_failure_code is null then r.failure_details else p_failure_details::json end,
          failed_at_ms = case when p_failure_code is null then r.failed_at_ms else p_now end
    where r.partition = p_partition and r.client_id = p_client_id and r.client_commit_id = p_commit_id
-     and r.reaction_key >= p_key and r.reaction_key <= p_key
+     and r.reaction_key = p_key
      and r.lease_owner = p_owner;
   return found;
 end
@@ -1174,7 +1192,7 @@ CREATE INDEX sync_tombstones_by_seq ON syncpg.sync_tombstones USING btree (parti
 
 CREATE TRIGGER sync_commits_writer_fence AFTER INSERT ON syncpg.sync_commits REFERENCING NEW TABLE AS appended FOR EACH STATEMENT EXECUTE FUNCTION syncpg.sync_check_writer_fence();
 
-REVOKE ALL ON FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_append_commits(p_partition text, p_base_seq bigint, p_now bigint, p_writer_version integer, p_client_ids text[], p_commit_ids text[], p_actor_ids text[], p_change_counts integer[], p_change_commits integer[], p_change_indexes integer[], p_change_tables text[], p_change_rows text[], p_change_ops smallint[], p_change_versions bigint[], p_change_payloads bytea[], p_change_scope_sets integer[], p_scope_sets text[], p_tombstone_commits integer[], p_tombstone_tables text[], p_tombstone_rows text[], p_cleared_tables text[], p_cleared_rows text[]) FROM PUBLIC;
 

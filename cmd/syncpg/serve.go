@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"regexp"
 	"strings"
 	"syscall"
@@ -176,7 +178,41 @@ func listenError(err error) error {
 const (
 	readHeaderTimeout = 10 * time.Second
 	idleTimeout       = 2 * time.Minute
+	bodyTimeout       = 30 * time.Second // for the next bytes of a request
 )
+
+// boundBodies closes the connection of a request when the next bytes of its body do not come in time. A timeout of the whole request
+// would cut off long ones, and their responses with them.
+func boundBodies(h http.Handler, timeout time.Duration) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Body != nil && r.Body != http.NoBody {
+			b := &boundBody{ReadCloser: r.Body, conn: http.NewResponseController(w), timeout: timeout}
+			// Also for a body that nobody reads: the server reads it to its end.
+			if err := b.conn.SetReadDeadline(time.Now().Add(timeout)); err == nil {
+				r.Body = b
+			}
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+type boundBody struct {
+	io.ReadCloser
+	conn    *http.ResponseController
+	timeout time.Duration
+}
+
+func (b *boundBody) Read(p []byte) (int, error) {
+	_ = b.conn.SetReadDeadline(time.Now().Add(b.timeout)) // it worked once
+	n, err := b.ReadCloser.Read(p)
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		panic(http.ErrAbortHandler) // an answer would say that the request is wrong, and must not be sent again
+	case errors.Is(err, io.EOF):
+		_ = b.conn.SetReadDeadline(time.Time{}) // from here on the connection is watched for the client's going away
+	}
+	return n, err //nolint:wrapcheck // a reader's errors are compared
+}
 
 // serve answers requests until ctx ends, then lets those under way finish. It closes l.
 func (f listenFlags) serve(ctx context.Context, p *program, l net.Listener, h http.Handler) error {
@@ -184,7 +220,7 @@ func (f listenFlags) serve(ctx context.Context, p *program, l net.Listener, h ht
 	requests, cancelRequests := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancelRequests()
 	server := &http.Server{
-		Handler:           h,
+		Handler:           boundBodies(h, bodyTimeout),
 		ReadHeaderTimeout: readHeaderTimeout,
 		IdleTimeout:       idleTimeout,
 		ErrorLog:          slog.NewLogLogger(p.log.Handler(), slog.LevelWarn),

@@ -6,12 +6,15 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -184,6 +187,68 @@ func TestShutdownCutsRequestsOffAfterItsDeadline(t *testing.T) {
 	require.NoError(t, <-done)
 	<-ended
 	require.Error(t, (<-got).err)
+}
+
+func TestBodiesThatDoNotComeAreGivenUp(t *testing.T) {
+	t.Parallel()
+	for name, read := range map[string]bool{"read": true, "not read": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := httptest.NewServer(boundBodies(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if !read {
+					return
+				}
+				_, _ = io.ReadAll(r.Body)
+				w.WriteHeader(http.StatusBadRequest)
+			}), 50*time.Millisecond))
+			defer server.Close()
+			conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", server.Listener.Addr().String())
+			require.NoError(t, err)
+			defer func() { require.NoError(t, conn.Close()) }()
+			_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\nhalf")
+			require.NoError(t, err)
+			answer, err := io.ReadAll(conn) // up to the server's end of the connection
+			require.NoError(t, err)
+			if read {
+				require.Empty(t, answer)
+			} else {
+				require.Contains(t, string(answer), "HTTP/1.1 200 OK")
+			}
+		})
+	}
+}
+
+// deadlines records the deadlines that a handler sets.
+type deadlines struct {
+	*httptest.ResponseRecorder
+	set []time.Time
+}
+
+func (d *deadlines) SetReadDeadline(t time.Time) error {
+	d.set = append(d.set, t)
+	return nil
+}
+
+func TestEveryReadOfABodyHasItsOwnTimeAndTheEndHasNone(t *testing.T) {
+	t.Parallel()
+	d := &deadlines{ResponseRecorder: httptest.NewRecorder()}
+	body := iotest.OneByteReader(strings.NewReader("abc"))
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", body)
+	begin := time.Now()
+	var got []byte
+	var err error
+	boundBodies(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		got, err = io.ReadAll(r.Body)
+	}), time.Minute).ServeHTTP(d, r)
+	require.NoError(t, err)
+	require.Equal(t, "abc", string(got))
+	require.Len(t, d.set, 1+4+1) // before it, for three bytes and the end, and after it
+	last := begin
+	for _, one := range d.set[:5] {
+		require.WithinRange(t, one, last.Add(time.Minute), time.Now().Add(time.Minute))
+		last = one.Add(-time.Minute)
+	}
+	require.Zero(t, d.set[5])
 }
 
 // The modes that poolers in transaction mode ask for, and the smallest pool.

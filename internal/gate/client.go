@@ -1,7 +1,9 @@
 package gate
 
 import (
+	"fmt"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/syncpg/syncpg/ssp2"
 )
@@ -21,6 +23,20 @@ func CheckClientID(id string) error {
 		return ssp2.Errorf(ssp2.CodeInvalidClientID, "this client id is reserved for server commands")
 	case !StorableID(id):
 		return ssp2.Errorf(ssp2.CodeInvalidClientID, "a client id has 1 to %d bytes and no U+0000", MaxIDBytes)
+	}
+	return nil
+}
+
+// CheckIdentity checks what the host says of a request: its partition and actor. An
+// error is a fault of the host, not of the client.
+func CheckIdentity(partition, actor string) error {
+	for _, s := range []string{actor, partition} {
+		if s == "" || strings.ContainsRune(s, 0) || !utf8.ValidString(s) {
+			return fmt.Errorf("the actor %q in partition %q is not usable: both are UTF-8, not empty and without U+0000", actor, partition)
+		}
+	}
+	if n := len(partition); n > MaxIDBytes {
+		return fmt.Errorf("the name of a partition has %d bytes, at most %d are possible", n, MaxIDBytes)
 	}
 	return nil
 }

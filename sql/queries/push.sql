@@ -9,6 +9,7 @@
 -- app tables named, ROW EXCLUSIVE.
 -- name: PushAdmit :one
 select a.locked::boolean as locked,
+       a.oversized::boolean as oversized,
        coalesce(a.log_epoch, '')::text as log_epoch,
        coalesce(a.epoch_required, false)::boolean as epoch_required,
        coalesce(a.schema_version, 0)::integer as schema_version,
@@ -33,8 +34,8 @@ select a.locked::boolean as locked,
   from syncpg.sync_admit_push(
          p_partition => @partition::text, p_now => @now::bigint,
          p_client_ids => @client_ids::text[], p_commit_clients => @commit_clients::integer[], p_commit_ids => @commit_ids::text[],
-         p_tables => @tables::text[], p_row_ids => @row_ids::text[])
-       as a(locked, log_epoch, epoch_required, schema_version, pending_projection, max_commit_seq, horizon_seq,
+         p_tables => @tables::text[], p_row_ids => @row_ids::text[], p_max_bytes => @max_bytes::bigint)
+       as a(locked, oversized, log_epoch, epoch_required, schema_version, pending_projection, max_commit_seq, horizon_seq,
             client_actors, outcome_ords, outcome_statuses, outcome_seqs, outcome_results, outcome_details,
             outcome_recorded, outcome_ids, row_ords, row_versions, row_payloads, row_column_versions,
             tombstone_ords, tombstone_seqs, single_tables);
