@@ -11,7 +11,7 @@ import (
 // scope. Its plans are generic, and every way to read a table other than by an
 // index in order is turned off: see probing.
 const scanning = "set plan_cache_mode = force_generic_plan\nset jit = off\n" + probing +
-	"set enable_bitmapscan = off\nset enable_sort = off\n"
+	"set enable_bitmapscan = off\nset enable_sort = off\nset enable_incremental_sort = off\n"
 
 // scanRows generates sync_scan_rows, which reads one bootstrap page (§4.7) of each
 // of many subscriptions.
