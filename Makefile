@@ -35,9 +35,6 @@ test/race: ## Run every test with the race detector
 test/catalog: ## Check search_path, volatility, comments and grants of the SQL objects
 	$(GO) test -run 'Catalog|FreshRole' ./migrations
 
-.PHONY: ci
-ci: test verify lint test/race ## Everything that must be green before a change lands
-
 .PHONY: conformance
 conformance: ## Run the protocol's own scenarios three times and write integration/conformance/RESULTS.md
 	$(GO) run ./integration/conformance --runs 3
