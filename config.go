@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/round"
 	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/schemaddl"
@@ -81,6 +82,11 @@ type Config struct {
 
 	// Clock is where all times of commits come from. Default: time.Now.
 	Clock func() time.Time
+
+	// Events gets what happens: requests, commits, pulls; see package events. It is
+	// called on the goroutines that serve, so it must return at once; a panic of it
+	// changes nothing. Default: nobody is told, which costs nothing.
+	Events events.Sink
 
 	// Logger gets what clients are not told: failures at warn and error, refused
 	// requests at debug. Default: nothing is logged.
