@@ -68,6 +68,10 @@ type Config struct {
 	// MaxSubscriptions caps the subscriptions of one request. Default: 1000.
 	MaxSubscriptions int
 
+	// MaxScopeValues caps the scope values that all subscriptions of one request ask
+	// for. Default: 20000.
+	MaxScopeValues int
+
 	// InlineSegmentMaxBytes is the size in bytes up to which a bootstrap page rides
 	// in the response although the client takes others too (§5.7). Default: 262144.
 	InlineSegmentMaxBytes int

@@ -76,7 +76,8 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 	}
 	if s.pull, err = pullsvc.New(pool, pullsvc.Config{
 		Schema: cfg.Schema, Clock: cfg.Clock, Gate: epochs, Events: sink, Logger: cfg.Logger,
-		InlineSegmentMaxBytes: cfg.InlineSegmentMaxBytes, MaxSubscriptions: cfg.MaxSubscriptions,
+		InlineSegmentMaxBytes: cfg.InlineSegmentMaxBytes,
+		MaxSubscriptions:      cfg.MaxSubscriptions, MaxScopeValues: cfg.MaxScopeValues,
 	}); err != nil {
 		return nil, err
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/syncpg/syncpg"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
@@ -132,7 +133,7 @@ func TestHTTPThatLies(t *testing.T) {
 // none of them costs more than a moment.
 func TestRequestsOfManySmallThings(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, nil)
+	s := newSite(t, func(c *syncpg.Config) { c.MaxScopeValues = 50_000 })
 	epoch := s.epoch(t)
 	pull := s.request(epoch)
 	pull.Pull = rowsPull()
@@ -157,5 +158,7 @@ func TestRequestsOfManySmallThings(t *testing.T) {
 	sub := fresh("s", "lists")
 	sub.Scopes = ssp2.ScopeMap{"team_id": values}
 	pull.Subscriptions = []ssp2.Subscription{sub}
-	s.requireError(t, bytes.NewReader(encode(t, pull)), nil, 400, ssp2.CodeInvalidSubscription)
+	message := s.requireError(t, bytes.NewReader(encode(t, pull)), nil, 400, ssp2.CodeInvalidSubscription)
+	require.Contains(t, message, "100000 scope values")
+	require.Contains(t, message, "takes 50000")
 }
