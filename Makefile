@@ -36,7 +36,7 @@ test/catalog: ## Check search_path, volatility, comments and grants of the SQL o
 	$(GO) test -run 'Catalog|FreshRole' ./migrations
 
 .PHONY: conformance
-conformance: ## Run the protocol's own scenarios three times and write integration/conformance/RESULTS.md
+conformance: ## Run the protocol's own scenarios and write RESULTS.md; what it needs: go doc ./integration/conformance
 	$(GO) run ./integration/conformance --runs 3
 
 .PHONY: fuzz

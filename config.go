@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/round"
 	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/schemaddl"
@@ -67,6 +68,10 @@ type Config struct {
 	// MaxSubscriptions caps the subscriptions of one request. Default: 1000.
 	MaxSubscriptions int
 
+	// MaxScopeValues caps the scope values that all subscriptions of one request ask
+	// for. Default: 20000.
+	MaxScopeValues int
+
 	// InlineSegmentMaxBytes is the size in bytes up to which a bootstrap page rides
 	// in the response although the client takes others too (§5.7). Default: 262144.
 	InlineSegmentMaxBytes int
@@ -81,6 +86,11 @@ type Config struct {
 
 	// Clock is where all times of commits come from. Default: time.Now.
 	Clock func() time.Time
+
+	// Events gets what happens: requests, commits, pulls; see package events. It is
+	// called on the goroutines that serve, so it must return at once; a panic of it
+	// changes nothing. Default: nobody is told, which costs nothing.
+	Events events.Sink
 
 	// Logger gets what clients are not told: failures at warn and error, refused
 	// requests at debug. Default: nothing is logged.

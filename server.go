@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/httpsync"
 	"github.com/syncpg/syncpg/internal/gate"
 	"github.com/syncpg/syncpg/pullsvc"
@@ -60,6 +61,7 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	sink := events.Safe(cfg.Events, cfg.Logger)
 	s := &Server{
 		pool: pool, schema: cfg.Schema, log: cfg.Logger,
 		ddl: schemaddl.Options{AppSchema: cfg.AppSchema},
@@ -67,19 +69,20 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 	epochs := gate.New(pool, cfg.Clock)
 	var err error
 	if s.push, err = pushsvc.New(pool, pushsvc.Config{
-		Schema: cfg.Schema, Clock: cfg.Clock, Gate: epochs, Logger: cfg.Logger,
+		Schema: cfg.Schema, Clock: cfg.Clock, Gate: epochs, Events: sink, Logger: cfg.Logger,
 		MaxOperations: cfg.MaxOperations,
 	}); err != nil {
 		return nil, err
 	}
 	if s.pull, err = pullsvc.New(pool, pullsvc.Config{
-		Schema: cfg.Schema, Clock: cfg.Clock, Gate: epochs, Logger: cfg.Logger,
-		InlineSegmentMaxBytes: cfg.InlineSegmentMaxBytes, MaxSubscriptions: cfg.MaxSubscriptions,
+		Schema: cfg.Schema, Clock: cfg.Clock, Gate: epochs, Events: sink, Logger: cfg.Logger,
+		InlineSegmentMaxBytes: cfg.InlineSegmentMaxBytes,
+		MaxSubscriptions:      cfg.MaxSubscriptions, MaxScopeValues: cfg.MaxScopeValues,
 	}); err != nil {
 		return nil, err
 	}
 	rounds, err := round.New(round.Config{
-		Schema: cfg.Schema, Push: s.push, Pull: s.pull, Gate: epochs, Logger: cfg.Logger,
+		Schema: cfg.Schema, Push: s.push, Pull: s.pull, Gate: epochs, Events: sink, Logger: cfg.Logger,
 		ResolveScopes: cfg.ResolveScopes,
 	})
 	if err != nil {

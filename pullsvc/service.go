@@ -22,6 +22,10 @@ const (
 	// DefaultMaxSubscriptions is far above what a client of sensible design sends,
 	// and still costs one round trip and a few milliseconds.
 	DefaultMaxSubscriptions = 1000
+	// DefaultMaxScopeValues is what takes the database some tenths of a second to look
+	// for: each value is at least a probe of an index, and a byte of a request can name
+	// a fifth of one.
+	DefaultMaxScopeValues = 20_000
 	// DefaultInlineSegmentMaxBytes is the guidance of §5.7.
 	DefaultInlineSegmentMaxBytes = 256 << 10
 	// DefaultBufferBytes holds a few thousand ordinary rows.
@@ -38,6 +42,9 @@ type Config struct {
 	Gate *gate.Gate
 	// MaxSubscriptions caps the subscriptions of one request. Default 1000.
 	MaxSubscriptions int
+	// MaxScopeValues caps the scope values that all subscriptions of one request ask
+	// for. Default 20,000.
+	MaxScopeValues int
 	// Segments takes the segments that are not delivered inline. Default none: then
 	// every segment is inline, and a client that takes no inline segments (§4.2)
 	// cannot bootstrap.
@@ -64,6 +71,7 @@ type Service struct {
 	clock            func() time.Time
 	gate             *gate.Gate
 	maxSubscriptions int
+	maxScopeValues   int
 	segments         SegmentStore
 	inlineMax        int
 	bufferBytes      int64
@@ -81,12 +89,14 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		return nil, errors.New("pullsvc: Config.Schema is required")
 	case cfg.MaxSubscriptions < 0:
 		return nil, fmt.Errorf("pullsvc: Config.MaxSubscriptions is %d; it must be positive, or 0 for the default of %d", cfg.MaxSubscriptions, DefaultMaxSubscriptions)
+	case cfg.MaxScopeValues < 0:
+		return nil, fmt.Errorf("pullsvc: Config.MaxScopeValues is %d; it must be positive, or 0 for the default of %d", cfg.MaxScopeValues, DefaultMaxScopeValues)
 	case cfg.BufferBytes < 0:
 		return nil, fmt.Errorf("pullsvc: Config.BufferBytes is %d; it must be positive, or 0 for the default of %d", cfg.BufferBytes, DefaultBufferBytes)
 	}
 	s := &Service{
 		pool: pool, schema: cfg.Schema, clock: cfg.Clock, gate: cfg.Gate,
-		maxSubscriptions: cfg.MaxSubscriptions, segments: cfg.Segments,
+		maxSubscriptions: cfg.MaxSubscriptions, maxScopeValues: cfg.MaxScopeValues, segments: cfg.Segments,
 		inlineMax: cfg.InlineSegmentMaxBytes, bufferBytes: int64(cfg.BufferBytes), log: cfg.Logger,
 	}
 	if s.clock == nil {
@@ -97,6 +107,9 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 	}
 	if s.maxSubscriptions == 0 {
 		s.maxSubscriptions = DefaultMaxSubscriptions
+	}
+	if s.maxScopeValues == 0 {
+		s.maxScopeValues = DefaultMaxScopeValues
 	}
 	if s.inlineMax == 0 {
 		s.inlineMax = DefaultInlineSegmentMaxBytes
@@ -128,8 +141,8 @@ type Request struct {
 }
 
 // Validate checks what a request must satisfy before anything else is done with
-// it (§1.7): accept bits, number and ids of subscriptions, their tables and scope
-// keys. Errors are *ssp2.Error.
+// it (§1.7): accept bits, number and ids of subscriptions, their tables, scope keys
+// and number of scope values. Errors are *ssp2.Error.
 func (s *Service) Validate(req Request) error {
 	if err := gate.CheckClientID(req.ClientID); err != nil {
 		return err
@@ -141,6 +154,7 @@ func (s *Service) Validate(req Request) error {
 		return ssp2.Errorf(ssp2.CodeInvalidSubscription, "the request has %d subscriptions and this server takes %d at a time", n, s.maxSubscriptions)
 	}
 	ids := make(map[string]struct{}, len(req.Subscriptions))
+	values := 0
 	for i := range req.Subscriptions {
 		sub := &req.Subscriptions[i]
 		if _, twice := ids[sub.ID]; twice {
@@ -154,6 +168,12 @@ func (s *Service) Validate(req Request) error {
 		if err := scope.ValidateRequested(table, sub.Scopes); err != nil {
 			return err
 		}
+		for _, list := range sub.Scopes {
+			values += len(list)
+		}
+	}
+	if values > s.maxScopeValues {
+		return ssp2.Errorf(ssp2.CodeInvalidSubscription, "the subscriptions ask for %d scope values and this server takes %d at a time", values, s.maxScopeValues)
 	}
 	return nil
 }

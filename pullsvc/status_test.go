@@ -146,7 +146,7 @@ func TestRevoked(t *testing.T) {
 
 func TestValidate(t *testing.T) {
 	t.Parallel()
-	s, err := pullsvc.New(setup(t).db.Pool, pullsvc.Config{Schema: testSchema(t), MaxSubscriptions: 3})
+	s, err := pullsvc.New(setup(t).db.Pool, pullsvc.Config{Schema: testSchema(t), MaxSubscriptions: 3, MaxScopeValues: 6})
 	require.NoError(t, err)
 	x := sub("s", "items", 0, project("x"))
 	named := func(id string) ssp2.Subscription { return sub(id, "items", 0, project("x")) }
@@ -162,6 +162,12 @@ func TestValidate(t *testing.T) {
 		{"an id twice (§4.1)", ssp2.CodeInvalidSubscription, []ssp2.Subscription{named("a"), named("b"), named("a")}, nil},
 		{"an unknown table (§4.3)", ssp2.CodeUnknownTable, []ssp2.Subscription{sub("a", "nope", 0, project("x"))}, nil},
 		{"an undeclared scope key (§3.2)", ssp2.CodeInvalidSubscription, []ssp2.Subscription{sub("a", "items", 0, ssp2.ScopeMap{"org": {"x"}})}, nil},
+		{"as many scope values as allowed", "", []ssp2.Subscription{
+			sub("a", "items", 0, project("x", "y")), sub("b", "docs", 0, docScopes([]string{"x"}, []string{"1", "2", "3"})),
+		}, nil},
+		{"too many scope values", ssp2.CodeInvalidSubscription, []ssp2.Subscription{
+			sub("a", "items", 0, project("x", "y")), sub("b", "docs", 0, docScopes([]string{"x", "x"}, []string{"1", "2", "3"})),
+		}, nil},
 		{"a requested * (§3.2)", ssp2.CodeInvalidSubscription, []ssp2.Subscription{sub("a", "items", 0, project("x", "*"))}, nil},
 		{"inline segments only (§4.2)", "", []ssp2.Subscription{x}, func(r *pullsvc.Request) { r.Header.Accept = ssp2.AcceptInlineRows }},
 		{"neither kind of rows segment (§4.2)", ssp2.CodeInvalidRequest, []ssp2.Subscription{x}, func(r *pullsvc.Request) {
@@ -192,6 +198,7 @@ func TestNewRefuses(t *testing.T) {
 	for name, cfg := range map[string]pullsvc.Config{
 		"no schema":                   {},
 		"a negative subscription cap": {Schema: schema, MaxSubscriptions: -1},
+		"a negative cap of values":    {Schema: schema, MaxScopeValues: -1},
 		"a negative size for buffers": {Schema: schema, BufferBytes: -1},
 	} {
 		_, err := pullsvc.New(pool, cfg)

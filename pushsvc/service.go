@@ -248,7 +248,7 @@ func (s *Service) attempt(ctx context.Context, batch []*request) error {
 	if err != nil {
 		return fmt.Errorf("waiting for a connection: %w", err)
 	}
-	defer s.tell(batch)
+	defer s.tell(batch) //nolint:contextcheck // each request has its own
 	defer pgtx.Finish(ctx, conn)
 	t := newTransaction(s, conn, partition, batch)
 	if err := t.admit(ctx); err != nil {

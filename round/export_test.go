@@ -2,8 +2,12 @@ package round
 
 import (
 	"context"
+	"errors"
+	"testing"
+	"time"
 
 	"github.com/syncpg/syncpg/pullsvc"
+	"github.com/syncpg/syncpg/ssp2"
 )
 
 // Reading is a pull that has begun, of a PullFake.
@@ -30,4 +34,15 @@ func (f fakePull) Begin(ctx context.Context, req pullsvc.Request) (reading, erro
 // NewWith is New with stand-ins for the services.
 func NewWith(cfg Config, push pusher, pull PullFake, gate entry) *Engine {
 	return newEngine(cfg, push, fakePull{pull}, gate)
+}
+
+// AllocsWithoutSink counts what telling events allocates when nobody listens.
+func AllocsWithoutSink(ctx context.Context) float64 {
+	e, req, out := &Engine{}, &ssp2.Request{}, &response{}
+	failure := errors.New("failed")
+	return testing.AllocsPerRun(100, func() {
+		err := failure
+		e.handled(ctx, Identity{}, req, out.w, time.Now(), &err)
+		e.resolverFailed(ctx, ScopeRequest{}, false, err)
+	})
 }

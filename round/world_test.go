@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/internal/gate"
 	"github.com/syncpg/syncpg/pullsvc"
 	"github.com/syncpg/syncpg/pushsvc"
@@ -33,6 +34,7 @@ type world struct {
 	pushRule error
 	pullRule error
 	push     func(pushsvc.Request) (*pushsvc.Response, error)
+	events   events.Sink
 	begin    func(pullsvc.Request) (round.Reading, error)
 	stream   func(ctx context.Context, emit func([]byte) error) error
 
@@ -58,8 +60,13 @@ func (w *world) run(t *testing.T, req *ssp2.Request) error {
 }
 
 func (w *world) runContext(ctx context.Context, req *ssp2.Request) error {
+	return w.runOn(ctx, req, &w.out)
+}
+
+func (w *world) runOn(ctx context.Context, req *ssp2.Request, out round.Writer) error {
 	e := round.NewWith(round.Config{
 		Schema: w.schema,
+		Events: w.events,
 		Logger: slog.New(slog.NewTextHandler(&w.logged, nil)),
 		ResolveScopes: func(ctx context.Context, req round.ScopeRequest) (scope.Allowed, error) {
 			w.note("resolve")
@@ -70,7 +77,7 @@ func (w *world) runContext(ctx context.Context, req *ssp2.Request) error {
 			return w.allowed, nil
 		},
 	}, pushFake{w}, pullFake{w}, gateFake{w})
-	return e.Run(ctx, round.Identity{Actor: "ada", Partition: "acme"}, req, &w.out)
+	return e.Run(ctx, round.Identity{Actor: "ada", Partition: "acme"}, req, out)
 }
 
 // response decodes what was written.

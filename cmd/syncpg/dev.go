@@ -22,6 +22,7 @@ import (
 type devCmd struct {
 	appSchemaFlag
 	listenFlags
+	observeFlags
 	DataDir       string `name:"data-dir" default:".syncpg" setting:"" help:"Directory of the database. It is made if it is not there, and kept."`
 	Schema        string `name:"schema" placeholder:"FILE" setting:"" help:"Schema IR to install and serve. Default: the compiled-in sample."`
 	PGPort        int    `name:"pg-port" default:"0" setting:"" help:"Port of the database on 127.0.0.1. 0 takes a free one at each start."`
@@ -62,6 +63,11 @@ func (c *devCmd) Run(ctx context.Context, p *program) (err error) {
 		return err
 	}
 	defer func() { _ = l.Close() }()
+	o, err := c.observe(ctx, p)
+	if err != nil {
+		return err
+	}
+	defer o.stop()
 	pg, err := devpg.Start(ctx, devpg.Options{
 		DataDir: filepath.Join(c.DataDir, "postgres"), Port: c.PGPort, Fsync: true, AllowDownload: c.AllowDownload, Logger: p.log,
 	})
@@ -80,12 +86,13 @@ func (c *devCmd) Run(ctx context.Context, p *program) (err error) {
 	defer pool.Close()
 	a := devAuth(s)
 	server, err := syncpg.New(pool, syncpg.Config{
-		Schema: s, AppSchema: string(c.AppSchema), Authenticate: a.authenticate, ResolveScopes: a.resolveScopes, Logger: p.log,
+		Schema: s, AppSchema: string(c.AppSchema), Authenticate: a.authenticate, ResolveScopes: a.resolveScopes,
+		Events: o.sink, Logger: p.log,
 	})
 	if err != nil {
 		return fmt.Errorf("make the server: %w", err)
 	}
-	if err := c.announce(p, l, pg, s, name); err != nil {
+	if err := c.announce(p, l, o, pg, s, name); err != nil {
 		return err
 	}
 	// Without its database the server has no use.
@@ -160,7 +167,7 @@ func (c *devCmd) fresh(err error) error {
 }
 
 // announce says where everything is.
-func (c *devCmd) announce(p *program, l net.Listener, pg *devpg.Server, s *syncpg.Schema, name string) error {
+func (c *devCmd) announce(p *program, l net.Listener, o *observer, pg *devpg.Server, s *syncpg.Schema, name string) error {
 	address := "http://" + l.Addr().String()
 	names := make([]string, len(s.Tables))
 	for i, t := range s.Tables {
@@ -176,15 +183,20 @@ func (c *devCmd) announce(p *program, l net.Listener, pg *devpg.Server, s *syncp
 	}
 	tcp.User = url.User(tcp.User.Username())
 	p.printf("syncpg dev is ready\n\n")
-	err = table(p.stdout, "  ", [][]string{
+	places := [][]string{
 		{"sync", "POST " + address + "/sync"},
 		{"health", "GET " + address + "/readyz"},
+	}
+	if o.url != "" {
+		places = append(places, []string{"metrics", "GET " + o.url})
+	}
+	err = table(p.stdout, "  ", append(places, [][]string{
 		{"auth", "Authorization: Bearer dev:<actor>:<partition>"},
 		{"schema", fmt.Sprintf("%s, version %d: %s", name, s.Version, strings.Join(names, ", "))},
 		{"database", pg.SocketDSN(devDatabase)},
 		{"", tcp.String() + " (password: " + filepath.Join(pg.DataDir(), passwordFile) + ")"},
 		{"data", c.DataDir + " (kept)"},
-	})
+	}...))
 	p.printf("\nCheck it from another shell:\n\n  %s\n\nCtrl-C stops everything.\n", smoke)
 	return err
 }

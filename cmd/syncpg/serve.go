@@ -29,6 +29,7 @@ type listenFlags struct {
 type serveCmd struct {
 	schemaFlags
 	listenFlags
+	observeFlags
 	DevAuth             bool     `name:"dev-auth" setting:"" group:"auth" help:"Believe every token of the form dev:<actor>:<partition> and allow every scope. Never for data that matters."`
 	DevAuthRemote       bool     `name:"dev-auth-remote" setting:"" group:"auth" help:"Let --dev-auth listen on other addresses than loopback ones, where anybody who reaches them may read and write everything."`
 	AuthHeaderActor     string   `name:"auth-header-actor" placeholder:"NAME" setting:"" group:"auth" help:"Header that holds the actor, such as X-Syncpg-Actor."`
@@ -51,7 +52,10 @@ Authentication: the program has to be told how to tell who asks, and refuses to 
 		`the package instead.
 
 TLS ends at the proxy. Sizes of the pool are part of the database URL: ?pool_max_conns=20. Behind a pooler in ` +
-		`transaction mode add ?default_query_exec_mode=exec.`
+		`transaction mode add ?default_query_exec_mode=exec.
+
+With --metrics-listen a second listener serves GET /metrics in the format of Prometheus. It asks nobody who they are and ` +
+		`tells numbers only, no partition, actor or row; keep it where only the monitoring reaches it.`
 }
 
 // Run serves until ctx ends.
@@ -69,8 +73,14 @@ func (c *serveCmd) Run(ctx context.Context, p *program) error {
 		return err
 	}
 	defer pool.Close()
+	o, err := c.observe(ctx, p)
+	if err != nil {
+		return err
+	}
+	defer o.stop()
 	server, err := syncpg.New(pool, syncpg.Config{
-		Schema: s, AppSchema: string(c.AppSchema), Authenticate: a.authenticate, ResolveScopes: a.resolveScopes, Logger: p.log,
+		Schema: s, AppSchema: string(c.AppSchema), Authenticate: a.authenticate, ResolveScopes: a.resolveScopes,
+		Events: o.sink, Logger: p.log,
 	})
 	if err != nil {
 		return fmt.Errorf("make the server: %w", err)
@@ -82,8 +92,14 @@ func (c *serveCmd) Run(ctx context.Context, p *program) error {
 	if err != nil {
 		return err
 	}
-	p.log.Info("serving", "url", "http://"+l.Addr().String(), "schema", name, "version", s.Version,
-		"database", config.Target(&pool.Config().ConnConfig.Config))
+	serving := []any{
+		"url", "http://" + l.Addr().String(), "schema", name, "version", s.Version,
+		"database", config.Target(&pool.Config().ConnConfig.Config),
+	}
+	if o.url != "" {
+		serving = append(serving, "metrics", o.url)
+	}
+	p.log.Info("serving", serving...)
 	return c.serve(ctx, p, l, a.wrap(server.Handler()))
 }
 
@@ -154,22 +170,22 @@ func (f listenFlags) listen(ctx context.Context) (net.Listener, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", f.Listen)
 	if err != nil {
-		return nil, listenError(err)
+		return nil, listenError(err, "--listen")
 	}
 	return l, nil
 }
 
-// listenError adds to an error what to do about it.
-func listenError(err error) error {
+// listenError adds to an error what to do about it; flag is the one that says where to listen.
+func listenError(err error, flag string) error {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return fmt.Errorf("%w; is another server running there? --listen takes another address", err)
+		return fmt.Errorf("%w; is another server running there? %s takes another address", err, flag)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		return fmt.Errorf("%w; no network interface here has this address, --listen takes another", err)
+		return fmt.Errorf("%w; no network interface here has this address, %s takes another", err, flag)
 	case errors.Is(err, syscall.EACCES):
-		return fmt.Errorf("%w; this port needs more rights, --listen takes another", err)
+		return fmt.Errorf("%w; this port needs more rights, %s takes another", err, flag)
 	case errors.As(err, new(*net.AddrError)), errors.As(err, new(*net.DNSError)):
-		return usagef("--listen: %w", err)
+		return usagef("%s: %w", flag, err)
 	}
 	return err
 }

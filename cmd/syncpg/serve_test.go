@@ -66,7 +66,7 @@ func TestListenErrorsSayWhatToDo(t *testing.T) {
 		require.ErrorContains(t, err, want, listen)
 		require.Equal(t, want == "--listen: ", errors.As(err, new(usageError)), listen)
 	}
-	require.ErrorContains(t, listenError(syscall.EACCES), "needs more rights")
+	require.ErrorContains(t, listenError(syscall.EACCES, "--listen"), "needs more rights")
 }
 
 func TestServeBehindAProxyThatAuthenticates(t *testing.T) {

@@ -61,7 +61,8 @@ func main() {
 
 func run(ctx context.Context, opts options) (err error) {
 	if opts.Runs > 0 && (opts.Driver == "" || opts.Catalog == "") {
-		return errors.New("set SYNCPG_CONFORMANCE_DRIVER and SYNCPG_CATALOG, or serve only (--runs 0)")
+		return errors.New("set SYNCPG_CONFORMANCE_DRIVER to the directory with runner.test.ts and SYNCPG_CATALOG to the module that exports " +
+			"the catalogue, both TypeScript from outside this repository, or serve only (--runs 0)")
 	}
 	level := slog.LevelWarn
 	if opts.Verbose {

@@ -3,8 +3,8 @@
 package devpg
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -60,7 +60,8 @@ func download(ctx context.Context, opts Options) (Binaries, error) {
 	}
 	b, err := inspect(ctx, bin)
 	if err != nil {
-		return Binaries{}, fmt.Errorf("download PostgreSQL: %w", errors.Join(startErr, err))
+		// That nothing is there follows from what went wrong before, if something did.
+		return Binaries{}, fmt.Errorf("download PostgreSQL: %w", cmp.Or(startErr, err))
 	}
 	return b, nil
 }
