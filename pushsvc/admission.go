@@ -15,6 +15,7 @@ import (
 	"github.com/syncpg/syncpg/internal/gate"
 	"github.com/syncpg/syncpg/internal/pgtx"
 	"github.com/syncpg/syncpg/internal/trace"
+	"github.com/syncpg/syncpg/reaction"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
@@ -84,7 +85,8 @@ type commit struct {
 	id  string
 	ops []ssp2.Operation
 
-	outcome *outcome
+	outcome   *outcome
+	reactions []reaction.Record // of an applied commit
 	// known says that the outcome was stored before this transaction.
 	known bool
 }
@@ -202,8 +204,8 @@ func (t *transaction) prepare(ctx context.Context, written []bool) error {
 	if err := t.session.Prepare(ctx, statements...); err != nil {
 		return err
 	}
-	if t.s.validateCommit != nil {
-		if err := t.session.Prepare(ctx, readStatements...); err != nil {
+	if t.s.judgesCommits() {
+		if err := t.session.Prepare(ctx, judgeStatements...); err != nil {
 			return err
 		}
 	}

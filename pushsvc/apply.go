@@ -114,7 +114,7 @@ func rowError(failed *statement, err error) error {
 func (t *transaction) applyAgain(ctx context.Context, p *planned, last bool) error {
 	t.state.rollback(p.mark)
 	for _, c := range p.commits {
-		c.outcome = nil
+		c.outcome, c.reactions = nil, nil
 	}
 	if half := len(p.commits) / 2; half > 0 {
 		if err := t.applyRange(ctx, p.commits[:half], false); err != nil {
@@ -172,21 +172,20 @@ func (t *transaction) decideCommit(ctx context.Context, p *planned, c *commit) e
 }
 
 // examine is the pipeline of a commit up to what decides it: its operations, then the
-// hook for whole commits, whose reads come back with the changes. An error is a
+// hooks for whole commits, whose reads come back with the changes. An error is a
 // *refusal or internal.
 func (t *transaction) examine(ctx context.Context, p *planned, c *commit) ([]change, *reader, error) {
 	hooks := ctx
-	if t.s.validators != nil || t.s.validateCommit != nil {
+	if t.s.validators != nil || t.s.judgesCommits() {
 		var done context.CancelFunc
 		hooks, done = t.hookContext(ctx, c)
 		defer done()
 	}
 	mark := t.state.mark()
 	changes, evidence, err := t.stage(hooks, c)
-	if err != nil || t.s.validateCommit == nil {
+	if err != nil || !t.s.judgesCommits() {
 		return changes, nil, err
 	}
 	read := &reader{t: t, ctx: ctx, plan: p, commit: appliedCommit{c, changes}, mark: mark}
-	err = t.validateCommit(hooks, read, evidence)
-	return changes, read, err
+	return changes, read, t.judge(hooks, read, evidence)
 }

@@ -1,6 +1,7 @@
 package pushsvc
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/syncpg/syncpg/ssp2"
@@ -62,16 +63,24 @@ func (o *operation) evidence(ch *change) Evidence {
 	return e
 }
 
-// validateCommit asks the validator of whole commits, nil for accepted.
-func (t *transaction) validateCommit(ctx context.Context, read *reader, evidence []Evidence) error {
+// judgesCommits says whether a hook looks at whole commits.
+func (s *Service) judgesCommits() bool { return s.validateCommit != nil || s.planReactions != nil }
+
+// judge asks the hooks for whole commits, nil for accepted. What the database said while
+// they read comes before what they say.
+func (t *transaction) judge(ctx context.Context, read *reader, evidence []Evidence) error {
 	c := read.commit.commit
 	candidate := &Candidate{
 		Partition: t.partition, Actor: c.req.Actor, ClientID: c.req.ClientID, ClientCommitID: c.id,
 		Operations: evidence, read: read,
 	}
-	err := contain(func() error { return t.s.validateCommit(ctx, candidate) })
-	if failed := read.close(); failed != nil {
-		return failed
+	var err error
+	if t.s.validateCommit != nil {
+		err = contain(func() error { return t.s.validateCommit(ctx, candidate) })
+		err = t.verdict(ctx, "validating a commit", c, wholeCommit, err)
 	}
-	return t.verdict(ctx, "validating a commit", c, wholeCommit, err)
+	if err == nil && t.s.planReactions != nil {
+		err = t.planReactions(ctx, c, candidate)
+	}
+	return cmp.Or(read.close(), err)
 }

@@ -22,6 +22,7 @@ func (t *transaction) note() {
 		}
 		r.noted = make([]events.Event, len(r.Commits))
 		answered := make(map[string]bool, len(r.Commits))
+		var queued []events.Event
 		for i := range r.Commits {
 			c := r.byID[r.Commits[i].ClientCommitID]
 			r.noted[i] = outcomeEvent(c.outcome, events.Push{
@@ -29,8 +30,12 @@ func (t *transaction) note() {
 				Operations: len(r.Commits[i].Operations), Replay: c.known || answered[c.id],
 				RecordedAt: t.recordedAt(c), OutcomeID: events.OutcomeID(c.outcome.id.Bytes),
 			})
+			if !answered[c.id] {
+				queued = c.noteReactions(queued)
+			}
 			answered[c.id] = true
 		}
+		r.noted = append(r.noted, queued...)
 	}
 }
 

@@ -146,6 +146,7 @@ func (t *transaction) queuePlan(f *flush, p *planned) error {
 		}
 		t.queueWrites(f, rows)
 		t.queueAppend(f, p.applied)
+		t.queueReactions(f, p.applied)
 	}
 	if outcomes := t.outcomesOf(p); len(outcomes) > 0 {
 		return t.queueOutcomes(f, outcomes)

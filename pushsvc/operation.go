@@ -68,7 +68,7 @@ func (o *operation) change(row *rowState) *change {
 func (t *transaction) stage(ctx context.Context, c *commit) ([]change, []Evidence, error) {
 	changes := make([]change, 0, len(c.ops))
 	var evidence []Evidence
-	if t.s.validateCommit != nil {
+	if t.s.judgesCommits() {
 		evidence = make([]Evidence, 0, len(c.ops))
 	}
 	for i := range c.ops {

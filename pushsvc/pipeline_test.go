@@ -12,6 +12,7 @@ import (
 
 	"github.com/syncpg/syncpg/internal/pgtest"
 	"github.com/syncpg/syncpg/pushsvc"
+	"github.com/syncpg/syncpg/reaction"
 	"github.com/syncpg/syncpg/scope"
 	"github.com/syncpg/syncpg/ssp2"
 )
@@ -47,6 +48,7 @@ var stepNames = []struct{ contains, name string }{
 	{"sync_append_commits", "append"},
 	{"sync_record_outcomes", "record outcomes"},
 	{"sync_scan_by_scope", "read"},
+	{"sync_enqueue_reactions", "store reactions"},
 	{"commit", "commit"},
 }
 
@@ -97,6 +99,10 @@ func TestPipelineOrder(t *testing.T) {
 			}
 			return verdict
 		}
+		cfg.PlanReactions = func(ctx context.Context, c *pushsvc.Candidate) ([]reaction.Plan, error) {
+			trace.note("plan reactions")
+			return mail(ctx, c)
+		}
 	})
 	c := b.client(t, ssp2.WireV2)
 	push := func(ops ...ssp2.Operation) (ssp2.PushCommit, ssp2.PushResult) {
@@ -112,8 +118,8 @@ func TestPipelineOrder(t *testing.T) {
 	requireApplied(t, result)
 	require.Equal(t, []string{
 		"begin", "admit",
-		"validate row a", "validate row b", "validate commit",
-		"savepoint", "write rows", "append", "record outcomes", "commit",
+		"validate row a", "validate row b", "validate commit", "plan reactions",
+		"savepoint", "write rows", "append", "store reactions", "record outcomes", "commit",
 	}, trace.take())
 
 	c.send(t, k)
@@ -127,7 +133,7 @@ func TestPipelineOrder(t *testing.T) {
 		"begin", "admit",
 		"validate row a", "validate commit",
 		"savepoint", "write rows", "read", "after the read",
-		"append", "record outcomes", "commit",
+		"plan reactions", "append", "store reactions", "record outcomes", "commit",
 	}, trace.take())
 
 	verdict = pushsvc.Reject("app.no", "", nil)

@@ -71,12 +71,12 @@ type IndexScan struct {
 	Limit int
 }
 
-// readStatements are those of the reads.
+// judgeStatements are those that hooks for whole commits need.
 var (
-	readRow        = pgtx.NewStatement(schemaddl.FindRowSQL)
-	readByScope    = pgtx.NewStatement(schemaddl.ScanByScopeSQL)
-	readByIndex    = pgtx.NewStatement(schemaddl.ScanByIndexSQL)
-	readStatements = []pgtx.Statement{readRow, readByScope, readByIndex}
+	readRow         = pgtx.NewStatement(schemaddl.FindRowSQL)
+	readByScope     = pgtx.NewStatement(schemaddl.ScanByScopeSQL)
+	readByIndex     = pgtx.NewStatement(schemaddl.ScanByIndexSQL)
+	judgeStatements = []pgtx.Statement{readRow, readByScope, readByIndex, pushEnqueue}
 )
 
 // errReaderClosed says that a hook kept its Candidate for too long.

@@ -53,10 +53,13 @@ type Config struct {
 	Validators map[string]Validator
 	// ValidateCommit decides about whole commits (§6.8). nil: nobody is asked.
 	ValidateCommit CommitValidator
+	// PlanReactions plans the reactions of commits (§6.9). nil: there are none.
+	PlanReactions Planner
 	// Gate is shared with the other services of a server. Default one of its own.
 	Gate *gate.Gate
 	// Events receives events.PushApplied, PushRejected or PushConflicted for each commit
-	// that was answered, duplicates and replays included, after its answer; the next
+	// that was answered, duplicates and replays included, and events.ReactionQueued for
+	// each reaction that was stored, after its answer; the next
 	// push to its partition waits until the sink returns. Default: nobody.
 	Events events.Sink
 	// Logger receives what clients are not told. Default: nothing is logged.
@@ -77,6 +80,7 @@ type Service struct {
 	validators    []Validator      // by Table.Index; nil when there are none
 
 	validateCommit CommitValidator
+	planReactions  Planner
 
 	queues             queues
 	queueOff           bool
@@ -104,6 +108,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		pool: pool, schema: cfg.Schema, clock: cfg.Clock,
 		maxOperations: cmp.Or(cfg.MaxOperations, DefaultMaxOperations), gate: cfg.Gate, log: cfg.Logger,
 		validateCommit:     cfg.ValidateCommit,
+		planReactions:      cfg.PlanReactions,
 		queues:             queues{byPartition: map[string]*queue{}},
 		queueOff:           cfg.MaxBatchOperations < 0,
 		maxBatchOperations: cmp.Or(cfg.MaxBatchOperations, DefaultMaxBatchOperations),
