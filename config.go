@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/syncpg/syncpg/events"
+	"github.com/syncpg/syncpg/pushsvc"
 	"github.com/syncpg/syncpg/round"
 	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/schemaddl"
@@ -24,6 +25,12 @@ type (
 	Identity = round.Identity
 	// ScopeRequest is what ResolveScopes is asked.
 	ScopeRequest = round.ScopeRequest
+	// Validator is a rule for the rows of a table; see package pushsvc for how it rejects.
+	Validator = pushsvc.Validator
+	// CommitValidator is a rule for whole commits.
+	CommitValidator = pushsvc.CommitValidator
+	// Planner says what work follows a commit.
+	Planner = pushsvc.Planner
 )
 
 // ErrOutage says that an authority is out of reach, which decides nothing.
@@ -58,12 +65,37 @@ type Config struct {
 	// are refused for good (§3.2, §3.4).
 	ResolveScopes func(ctx context.Context, req ScopeRequest) (scope.Allowed, error)
 
+	// Validators holds the rule for the rows of each table that has one, by table name
+	// (§6.7). It sees every row that a push would write, as it would be stored, and
+	// rejects with pushsvc.Reject; its other errors tell the client nothing. A name that
+	// the schema does not have is an error of New. Default: no rules, at no cost.
+	Validators map[string]Validator
+
+	// ValidateCommit is the rule for whole commits (§6.8), which may read the rows that
+	// the commit would leave. It costs no round trip until it reads. Default: no rule.
+	ValidateCommit CommitValidator
+
+	// PlanReactions says what work follows a commit (§6.9). The plans are stored with the
+	// commit, for a reaction.Runner of the host to deliver. When it fails, so does the
+	// push, and the client tries again. Default: no reactions.
+	PlanReactions Planner
+
 	// AppSchema is the database schema of the app's tables. Default: "public".
 	AppSchema string
 
 	// MaxOperations caps the operations of all commits of one request (§6.1).
 	// Default: 500.
 	MaxOperations int
+
+	// MaxBatchOperations is up to how many operations of requests of different clients
+	// to one partition share a transaction. Default: 2000. Negative: requests share none.
+	MaxBatchOperations int
+
+	// MaxWaiting caps the pushes that wait for one partition in this process, and
+	// MaxWait the time each does; a push beyond is refused with sync.rate_limited.
+	// Defaults: 1000 and 10 s.
+	MaxWaiting int
+	MaxWait    time.Duration
 
 	// MaxSubscriptions caps the subscriptions of one request. Default: 1000.
 	MaxSubscriptions int

@@ -70,7 +70,9 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 	var err error
 	if s.push, err = pushsvc.New(pool, pushsvc.Config{
 		Schema: cfg.Schema, Clock: cfg.Clock, Gate: epochs, Events: sink, Logger: cfg.Logger,
-		MaxOperations: cfg.MaxOperations,
+		MaxOperations: cfg.MaxOperations, MaxBatchOperations: cfg.MaxBatchOperations,
+		MaxWaiting: cfg.MaxWaiting, MaxWait: cfg.MaxWait,
+		Validators: cfg.Validators, ValidateCommit: cfg.ValidateCommit, PlanReactions: cfg.PlanReactions,
 	}); err != nil {
 		return nil, err
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/syncpg/syncpg"
 	"github.com/syncpg/syncpg/internal/pgtest"
 	"github.com/syncpg/syncpg/migrations"
+	"github.com/syncpg/syncpg/pushsvc"
 	"github.com/syncpg/syncpg/schemaddl"
 	"github.com/syncpg/syncpg/scope"
 )
@@ -55,6 +56,10 @@ func TestNewSaysWhatToDo(t *testing.T) {
 		{"our schema for app tables", func(c *syncpg.Config) { c.AppSchema = "syncpg" }, "not for app tables"},
 		{"a schema of Postgres for app tables", func(c *syncpg.Config) { c.AppSchema = "pg_app" }, "not for app tables"},
 		{"a name that Postgres cuts", func(c *syncpg.Config) { c.AppSchema = strings.Repeat("x", 64) }, "at most 63 bytes"},
+		{"a rule for no table", func(c *syncpg.Config) {
+			c.Validators = map[string]syncpg.Validator{"nope": func(context.Context, *pushsvc.RowValidation) error { return nil }}
+		}, `the schema has no table "nope"`},
+		{"a negative wait", func(c *syncpg.Config) { c.MaxWait = -1 }, "Config.MaxWait"},
 		{"a negative cap", func(c *syncpg.Config) { c.MaxOperations = -1 }, "Config.MaxOperations is -1"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -1,7 +1,6 @@
 package pushsvc
 
 import (
-	"cmp"
 	"context"
 
 	"github.com/syncpg/syncpg/ssp2"
@@ -79,8 +78,11 @@ func (t *transaction) judge(ctx context.Context, read *reader, evidence []Eviden
 		err = contain(func() error { return t.s.validateCommit(ctx, candidate) })
 		err = t.verdict(ctx, "validating a commit", c, wholeCommit, err)
 	}
-	if err == nil && t.s.planReactions != nil {
+	if err == nil && t.s.planReactions != nil && read.failed() == nil {
 		err = t.planReactions(ctx, c, candidate)
 	}
-	return cmp.Or(read.close(), err)
+	if failed := read.close(); failed != nil {
+		return failed
+	}
+	return err
 }

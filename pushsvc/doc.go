@@ -8,6 +8,11 @@
 // all commits of the request and commits. A request whose outcomes are all known
 // takes no lock and is answered after the first.
 //
+// The host may say what a row must be (Validator), what a commit must be
+// (CommitValidator, which may read the rows that the commit would leave) and what work
+// follows it (Planner). A hook that reads what the push does not name costs a round
+// trip for each read; one that does not costs none.
+//
 // Only a commit that the database itself refuses leaves that path: the request is
 // then applied in halves, so that the refused commit is found and rejected alone
 // and the rest goes on.

@@ -82,7 +82,7 @@ var (
 // errReaderClosed says that a hook kept its Candidate for too long.
 var errReaderClosed = errors.New("pushsvc: a Candidate serves until the hook returns")
 
-// reader reads candidate rows for the hook of one commit.
+// reader reads candidate rows for the hooks of one commit.
 type reader struct {
 	t      *transaction
 	ctx    context.Context //nolint:containedctx // of the transaction: a read must not end with the caller
@@ -97,8 +97,14 @@ type reader struct {
 	err    error // of those, one that leaves the commit undecided
 }
 
-// close ends the reads of the hook, and returns what decides about the commit in its
-// place, if anything.
+// failed returns what decides about the commit in place of the hooks, if anything.
+func (r *reader) failed() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.broken
+}
+
+// close ends the reads of the hooks, and returns what failed does.
 func (r *reader) close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

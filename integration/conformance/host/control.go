@@ -115,6 +115,18 @@ var methods = map[string]method{
 		i.unreadable.Store(true)
 		return nil, nil
 	}),
+	"installValidators": call(func(_ context.Context, i *instance, body struct {
+		Specs []rowRule `json:"specs"`
+	},
+	) (any, error) {
+		return nil, i.rules.installRows(i.schema, body.Specs)
+	}),
+	"installCommitValidator": call(func(_ context.Context, i *instance, body struct {
+		Spec *commitRule `json:"spec"`
+	},
+	) (any, error) {
+		return nil, i.rules.installCommit(i.schema, body.Spec)
+	}),
 	// There are no WebSockets yet, so nothing is ever pending.
 	"quiesce": call(func(_ context.Context, _ *instance, body struct {
 		Connections int `json:"connections"`
@@ -132,8 +144,6 @@ var methods = map[string]method{
 	"setResolverOutage":      unsupported("leases"),
 	"revokeLease":            unsupported("leases"),
 	"prune":                  unsupported("pruning"),
-	"installValidators":      unsupported("row validators"),
-	"installCommitValidator": unsupported("commit validators"),
 	"captureBackup":          unsupported("restoring a backup"),
 	"restoreBackup":          unsupported("restoring a backup"),
 	"setSignedUrlTtlSeconds": unsupported("signed URLs"),
@@ -144,7 +154,9 @@ var methods = map[string]method{
 }
 
 // Capabilities returns the optional features that the host supports.
-func Capabilities() []string { return []string{"idempotency-fault"} }
+func Capabilities() []string {
+	return []string{"idempotency-fault", "validators", "commit-validators"}
+}
 
 // Handler serves the control API and, under each instance's base URL, the
 // protocol.

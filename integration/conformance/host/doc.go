@@ -4,7 +4,7 @@
 // tables.
 //
 // The server under test runs unchanged. What a scenario varies reaches it through
-// its public configuration (clock, authentication, scope resolver, limits) or
+// its public configuration (clock, authentication, scope resolver, validators, limits) or
 // through its database. Each instance has a database of its own, cloned from a
 // migrated template, so instances share nothing.
 //

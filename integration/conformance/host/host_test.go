@@ -225,7 +225,7 @@ func TestCapabilitiesAreAList(t *testing.T) {
 	h := newHost(t)
 	status, answer := h.send(http.MethodGet, h.url+"/control/capabilities", "", "")
 	require.Equal(t, http.StatusOK, status)
-	require.JSONEq(t, `{"result": ["idempotency-fault"]}`, answer)
+	require.JSONEq(t, `{"result": ["idempotency-fault", "validators", "commit-validators"]}`, answer)
 }
 
 func TestTheClockMovesOnlyWhenTold(t *testing.T) {

@@ -73,6 +73,7 @@ type instance struct {
 	log       *slog.Logger
 	clock     *clock
 	authority *authority
+	rules     rules
 	pool      *pgxpool.Pool
 	protocol  http.Handler // the server under test
 	handler   http.Handler // the protocol and what the host adds to it
@@ -112,6 +113,11 @@ func (i *instance) start(ctx context.Context, limits limitsSpec) error {
 		ResolveScopes: func(_ context.Context, request syncpg.ScopeRequest) (scope.Allowed, error) {
 			return i.authority.resolve(request.Actor)
 		},
+	}
+	config.ValidateCommit = i.rules.validateCommit
+	config.Validators = map[string]syncpg.Validator{}
+	for _, t := range i.schema.Tables {
+		config.Validators[t.Name] = i.rules.validateRow
 	}
 	if limits.MaxOperationsPerRequest != nil {
 		config.MaxOperations = *limits.MaxOperationsPerRequest
