@@ -113,19 +113,19 @@ type transaction struct {
 
 	commits  []*commit // of all requests, in order
 	admitted admitted
-	state    *candidate
+	state    *rowStates
 
 	lastSeq   int64     // newest seq so far
-	bound     bool      // the client records are written
 	rejected  []*commit // not recorded yet
-	aborted   bool      // a statement failed after the savepoint was set
+	saved     bool      // the savepoint is set
+	dirty     bool      // what was done since the savepoint has to be taken back first
 	committed bool
 }
 
 func newTransaction(s *Service, conn *pgxpool.Conn, partition string, requests []*request) *transaction {
 	t := &transaction{
 		s: s, conn: conn, session: pgtx.On(conn.Conn()), partition: partition, requests: requests,
-		now: s.clock().UnixMilli(), state: newCandidate(),
+		now: s.clock().UnixMilli(), state: newRowStates(),
 	}
 	for _, r := range requests {
 		r.begin()
@@ -145,7 +145,7 @@ func (t *transaction) admit(ctx context.Context) (err error) {
 		Tables: []string{}, RowIds: []string{}, MaxBytes: t.s.maxAdmittedBytes,
 	}
 	var keys []rowKey
-	named := map[rowKey]bool{}
+	named := t.state.known
 	written := make([]bool, len(t.s.schema.Tables))
 	for i, r := range t.requests {
 		params.ClientIds[i] = r.ClientID
@@ -201,6 +201,11 @@ func (t *transaction) admit(ctx context.Context) (err error) {
 func (t *transaction) prepare(ctx context.Context, written []bool) error {
 	if err := t.session.Prepare(ctx, statements...); err != nil {
 		return err
+	}
+	if t.s.validateCommit != nil {
+		if err := t.session.Prepare(ctx, readStatements...); err != nil {
+			return err
+		}
 	}
 	for i, used := range written {
 		if !used {

@@ -8,16 +8,25 @@ import (
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-// planned is a set of consecutive commits as they will be applied together.
+// planned is what was decided about consecutive commits and is not written yet.
 type planned struct {
+	mark     int       // the candidate state before them
+	commits  []*commit // all of them
 	applied  []appliedCommit
 	rejected []*commit // with their outcome set
+	// written says that the rows of the first applied one are in the database already,
+	// behind the savepoint, because a hook of it had to read them.
+	written bool
 }
 
 type appliedCommit struct {
 	*commit
 	changes []change
 }
+
+// errPlanRefused says that the database refused what was planned before the commit
+// that is being decided.
+var errPlanRefused = errors.New("the database refused a commit before this one")
 
 // apply decides and writes every commit that has no outcome yet, and commits the
 // transaction.
@@ -58,62 +67,126 @@ func (t *transaction) refuseOversized(ctx context.Context) error {
 	return requestError(err)
 }
 
-// applyRange applies consecutive commits in one flush. When the database refuses
-// one of them, the range is taken back and applied in halves; a single commit is
-// rejected. last says that nothing follows, so that the flush also commits.
+// applyRange decides consecutive commits and applies them in one flush. A hook that
+// has to read splits it: what is planned so far is written first. last says that
+// nothing follows, so that the last flush also commits.
 func (t *transaction) applyRange(ctx context.Context, commits []*commit, last bool) error {
-	mark := t.state.mark()
-	plan := t.plan(commits)
-	failed, err := t.flush(ctx, plan, last)
-	if err == nil || failed == nil || !failed.row {
-		return err
-	}
-	if !impossibleRow(err) {
-		return fmt.Errorf("%w: %w", errRowFailed, err)
-	}
-	t.s.log.DebugContext(ctx, "the database refused a push", "commits", len(commits), "error", err)
-	t.state.rollback(mark)
-	for _, c := range commits {
-		c.outcome = nil
-	}
-	if len(commits) > 1 {
-		half := len(commits) / 2
-		if err := t.applyRange(ctx, commits[:half], false); err != nil {
+	p := &planned{mark: t.state.mark()}
+	for i := 0; i < len(commits); i++ {
+		if commits[i].req.refused() {
+			continue
+		}
+		err := t.decideCommit(ctx, p, commits[i])
+		if errors.Is(err, errPlanRefused) {
+			if err = t.applyAgain(ctx, p, false); err == nil {
+				*p = planned{mark: t.state.mark()}
+				i-- // is decided again, over what is left of those before it
+			}
+		}
+		if err != nil {
 			return err
 		}
-		return t.applyRange(ctx, commits[half:], last)
 	}
-	op, err := t.attribute(ctx, &plan.applied[0])
+	failed, err := t.flush(ctx, p, last)
+	if err != nil && refused(failed, err) {
+		t.s.log.DebugContext(ctx, "the database refused a push", "commits", len(p.commits), "error", err)
+		return t.applyAgain(ctx, p, last)
+	}
+	return rowError(failed, err)
+}
+
+// refused says that the database failed at a statement because of a row that it would
+// refuse on every retry.
+func refused(failed *statement, err error) bool {
+	return failed != nil && failed.row && impossibleRow(err)
+}
+
+// rowError marks an error over what one of the requests writes.
+func rowError(failed *statement, err error) error {
+	if err != nil && failed != nil && failed.row {
+		return fmt.Errorf("%w: %w", errRowFailed, err)
+	}
+	return err
+}
+
+// applyAgain takes back a plan that the database refused and applies its commits in
+// halves; a single commit is rejected.
+func (t *transaction) applyAgain(ctx context.Context, p *planned, last bool) error {
+	t.state.rollback(p.mark)
+	for _, c := range p.commits {
+		c.outcome = nil
+	}
+	if half := len(p.commits) / 2; half > 0 {
+		if err := t.applyRange(ctx, p.commits[:half], false); err != nil {
+			return err
+		}
+		return t.applyRange(ctx, p.commits[half:], last)
+	}
+	refusal, err := t.blame(ctx, &p.applied[0])
 	if err != nil {
-		return fmt.Errorf("looking for the refused operation: %w", err)
+		return err
 	}
-	commits[0].outcome = rejection(opError(op, ssp2.CodeConstraintViolation, refusedByDatabase))
-	t.rejected = append(t.rejected, commits[0])
+	c := p.commits[0]
+	c.outcome = refusal.outcome()
+	t.rejected = append(t.rejected, c)
 	return nil
 }
 
-// plan runs the commits over the candidate state and sets their outcomes.
-func (t *transaction) plan(commits []*commit) *planned {
-	p := &planned{}
-	seq := t.lastSeq
-	for _, c := range commits {
-		if c.req.refused() {
-			continue
-		}
-		changes, err := t.stage(c)
-		if r := (*refusal)(nil); errors.As(err, &r) {
-			c.outcome = rejection(r.result)
-			p.rejected = append(p.rejected, c)
-			continue
-		}
-		if err != nil {
-			// Not the fault of those that share the transaction.
-			c.req.err = fmt.Errorf("applying a commit: %w", err)
-			continue
-		}
-		seq++
-		c.outcome = appliedOutcome(seq, len(c.ops))
-		p.applied = append(p.applied, appliedCommit{c, changes})
+// blame finds the operation that made the database refuse a commit.
+func (t *transaction) blame(ctx context.Context, c *appliedCommit) (*refusal, error) {
+	op, err := t.attribute(ctx, c)
+	if err != nil {
+		return nil, fmt.Errorf("looking for the refused operation: %w", err)
 	}
-	return p
+	return &refusal{result: opError(op, ssp2.CodeConstraintViolation, refusedByDatabase)}, nil
+}
+
+// decideCommit runs a commit over the candidate state, asks the hooks, and adds it to
+// the plan with its outcome set. An error, errPlanRefused for one, leaves it undecided.
+func (t *transaction) decideCommit(ctx context.Context, p *planned, c *commit) error {
+	mark := t.state.mark()
+	changes, read, err := t.examine(ctx, p, c)
+	if err != nil {
+		t.state.rollback(mark)
+	}
+	if read != nil {
+		if read.err != nil {
+			return read.err
+		}
+		t.dirty = t.dirty || read.ready && err != nil
+		p.written = p.written || read.ready && err == nil
+	}
+	switch r := (*refusal)(nil); {
+	case err == nil:
+		c.outcome = appliedOutcome(t.lastSeq+int64(len(p.applied))+1, len(c.ops))
+		p.applied = append(p.applied, appliedCommit{c, changes})
+	case errors.As(err, &r):
+		c.outcome = r.outcome()
+		p.rejected = append(p.rejected, c)
+	default:
+		// Not the fault of those that share the transaction.
+		c.req.err = fmt.Errorf("applying a commit: %w", err)
+	}
+	p.commits = append(p.commits, c)
+	return nil
+}
+
+// examine is the pipeline of a commit up to what decides it: its operations, then the
+// hook for whole commits, whose reads come back with the changes. An error is a
+// *refusal or internal.
+func (t *transaction) examine(ctx context.Context, p *planned, c *commit) ([]change, *reader, error) {
+	hooks := ctx
+	if t.s.validators != nil || t.s.validateCommit != nil {
+		var done context.CancelFunc
+		hooks, done = t.hookContext(ctx, c)
+		defer done()
+	}
+	mark := t.state.mark()
+	changes, evidence, err := t.stage(hooks, c)
+	if err != nil || t.s.validateCommit == nil {
+		return changes, nil, err
+	}
+	read := &reader{t: t, ctx: ctx, plan: p, commit: appliedCommit{c, changes}, mark: mark}
+	err = t.validateCommit(hooks, read, evidence)
+	return changes, read, err
 }

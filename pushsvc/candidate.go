@@ -1,134 +1,77 @@
 package pushsvc
 
 import (
-	"fmt"
+	"context"
 
-	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-// rowKey names a row: table index and row id.
-type rowKey struct {
-	table int
-	id    string
+// CommitValidator decides whether a commit may be applied as a whole (§6.8): once, after
+// the last of its operations is staged and before anything of it is logged. What a
+// [Validator] may and may not do holds for it too. nil accepts. [RejectOperation]
+// rejects the commit and blames an operation, [Reject] the first one; an index that the
+// commit does not have is a mistake, as is any other error.
+type CommitValidator func(ctx context.Context, c *Candidate) error
+
+// Candidate is a commit about to be applied, and a view of the partition as it would
+// leave it: with the writes and deletes of all its operations, and those of the commits
+// before it. It serves until the hook returns, also to several goroutines.
+//
+// The reads look at the partition as a whole, whatever the actor may see: ask for what
+// the rule needs, and let none of it into a rejection.
+//
+// A row that the push names is known already. Any other read is a round trip to the
+// database on the connection of the push, and the first of a commit writes the commit's
+// rows, behind a savepoint: a hook that never reads costs none. A read waits for its
+// answer even when its context ends, which would cost the connection, and with it the
+// pushes that share it; no read begins after that.
+type Candidate struct {
+	Partition, Actor, ClientID, ClientCommitID string
+	// Operations has one entry per operation of the commit, in order.
+	Operations []Evidence
+
+	read *reader
 }
 
-// rowState is a row as the next operation meets it. It never changes once it
-// stands in a candidate.
-type rowState struct {
-	version int64 // 0: absent
-	payload []byte
-	// columns holds the column versions, nil when every column is at version.
-	columns []int64
-	// deletedBy is the commit that deleted an absent row, earlier for one that left
-	// a tombstone inside the horizon, nil when there is none.
-	deletedBy *commit
-
-	values []ssp2.Value // decoded from payload on first use
-	scopes []string     // variable=value, decoded on first use
+// Evidence is what one operation of a commit does (§6.8).
+type Evidence struct {
+	OpIndex int // in the commit, from 0
+	Op      ssp2.Op
+	Table   string
+	RowID   string
+	// Row is the row as the operation leaves it, merged and with the stored scope
+	// columns; nil for a delete.
+	Row *Row
+	// Stored is the row as the operations before this one left it, and StoredVersion
+	// its server version; nil and 0 when there was none.
+	Stored        *Row
+	StoredVersion int64
+	// NextVersion is the server version of Row; 0 for a delete.
+	NextVersion int64
 }
 
-func (r *rowState) exists() bool { return r.version > 0 }
-
-// decode reads the stored row.
-func (r *rowState) decode(t *schema.Table) error {
-	if r.values != nil {
-		return nil
+// evidence returns what an operation does; ch is nil when it changes nothing.
+func (o *operation) evidence(ch *change) Evidence {
+	e := Evidence{
+		OpIndex: o.index, Op: o.Op, Table: o.Table, RowID: o.RowID,
+		Stored: view(o.table, o.stored), StoredVersion: o.stored.version,
 	}
-	values, err := ssp2.DecodeRow(t.Wire, r.payload, nil)
-	if err != nil {
-		return internal(fmt.Sprintf("decoding a stored row of table %q", t.Name), err)
+	if ch != nil && ch.row != nil {
+		e.Row, e.NextVersion = view(o.table, ch.row), ch.row.version
 	}
-	scopes, ok := t.RowScopes(values, nil)
-	if !ok {
-		return fmt.Errorf("a stored row of table %q has no scopes", t.Name)
+	return e
+}
+
+// validateCommit asks the validator of whole commits, nil for accepted.
+func (t *transaction) validateCommit(ctx context.Context, read *reader, evidence []Evidence) error {
+	c := read.commit.commit
+	candidate := &Candidate{
+		Partition: t.partition, Actor: c.req.Actor, ClientID: c.req.ClientID, ClientCommitID: c.id,
+		Operations: evidence, read: read,
 	}
-	r.values, r.scopes = values, scopes
-	return nil
-}
-
-// columnVersion is the version column i was last written at. A column without one
-// counts as written with the row.
-func (r *rowState) columnVersion(i int) int64 {
-	if i < len(r.columns) {
-		return r.columns[i]
+	err := contain(func() error { return t.s.validateCommit(ctx, candidate) })
+	if failed := read.close(); failed != nil {
+		return failed
 	}
-	return r.version
-}
-
-// candidate is the state of the rows a request names: what admission read, changed
-// by the operations staged since. Changes can be taken back.
-type candidate struct {
-	rows   map[rowKey]*rowState
-	graves map[rowKey]bool // rows that may have a tombstone in the database
-	undo   []undone
-}
-
-type undone struct {
-	key  rowKey
-	prev *rowState
-}
-
-func newCandidate() *candidate {
-	return &candidate{rows: map[rowKey]*rowState{}, graves: map[rowKey]bool{}}
-}
-
-func (c *candidate) load(key rowKey, version int64, payload []byte, columns []int64) {
-	c.rows[key] = &rowState{version: version, payload: payload, columns: columns}
-}
-
-// loadTombstone takes over a tombstone. One at or below the horizon counts for
-// nothing but has to be cleared.
-func (c *candidate) loadTombstone(key rowKey, insideHorizon bool) {
-	c.graves[key] = true
-	if insideHorizon && c.rows[key] == nil {
-		c.rows[key] = &rowState{deletedBy: earlier}
-	}
-}
-
-// buried says that the row may have a tombstone.
-func (c *candidate) buried(key rowKey) bool { return c.graves[key] }
-
-// bury notes the tombstones that written commits may have left.
-func (c *candidate) bury(commits []appliedCommit) {
-	for i := range commits {
-		for j := range commits[i].changes {
-			if ch := &commits[i].changes[j]; ch.op == ssp2.OpDelete {
-				c.graves[ch.key] = true
-			}
-		}
-	}
-}
-
-var (
-	absent  = &rowState{}
-	earlier = &commit{} // any commit before this transaction
-)
-
-func (c *candidate) get(key rowKey) *rowState {
-	if r := c.rows[key]; r != nil {
-		return r
-	}
-	return absent
-}
-
-func (c *candidate) set(key rowKey, r *rowState) {
-	c.undo = append(c.undo, undone{key, c.rows[key]})
-	c.rows[key] = r
-}
-
-// mark names the present state for rollback.
-func (c *candidate) mark() int { return len(c.undo) }
-
-// rollback takes back every change since mark.
-func (c *candidate) rollback(mark int) {
-	for i := len(c.undo) - 1; i >= mark; i-- {
-		u := c.undo[i]
-		if u.prev == nil {
-			delete(c.rows, u.key)
-		} else {
-			c.rows[u.key] = u.prev
-		}
-	}
-	c.undo = c.undo[:mark]
+	return t.verdict(ctx, "validating a commit", c, wholeCommit, err)
 }

@@ -13,12 +13,23 @@ import (
 	"github.com/syncpg/syncpg/ssp2"
 )
 
+// phase is the part of a flush that a statement belongs to.
+type phase uint8
+
+const (
+	ofPlan   phase = iota // what is decided
+	ofCommit              // the rows of the commit that is being decided
+	ofRead                // what its hook wants to read
+)
+
 // statement is one statement of a flush.
 type statement struct {
 	what     string
-	row      bool // it fails because of what the commits write
-	change   int  // in a search: the change it is about
-	outcomes bool // it records outcomes
+	phase    phase
+	row      bool                 // it fails because of what the commits write
+	change   int                  // in a search: the change it is about
+	outcomes bool                 // it records outcomes
+	rows     func(pgx.Rows) error // takes over what it returns, nil for nothing
 }
 
 // Statements of the push path besides transaction control and row writes.
@@ -40,9 +51,21 @@ type flush struct {
 	session    pgtx.Session
 	batch      pgx.Batch
 	statements []statement
+	phase      phase // of the statements to come
 }
 
 func (t *transaction) newFlush() *flush { return &flush{session: t.session} }
+
+// startFlush returns a flush that first takes back what has to be taken back.
+func (t *transaction) startFlush(ctx context.Context) (*flush, error) {
+	f := t.newFlush()
+	if t.dirty {
+		if err := t.takeBack(ctx, f, pgtx.RollbackTo); err != nil {
+			return nil, err
+		}
+	}
+	return f, nil
+}
 
 func (f *flush) queue(what string, s pgtx.Statement, args ...any) {
 	f.add(statement{what: what}, s, args...)
@@ -54,12 +77,12 @@ func (f *flush) queueRow(what string, s pgtx.Statement, args ...any) {
 }
 
 func (f *flush) add(st statement, s pgtx.Statement, args ...any) {
+	st.phase = f.phase
 	f.session.Queue(&f.batch, s, args...)
 	f.statements = append(f.statements, st)
 }
 
-// takeBack rolls back to a savepoint of the aborted transaction, in front of what f
-// holds. Without statements of our own pgx describes those of a batch before it
+// takeBack rolls back to a savepoint, in front of what f holds. Without statements of our own pgx describes those of a batch before it
 // sends them, which an aborted transaction refuses: then it takes a round trip.
 func (t *transaction) takeBack(ctx context.Context, f *flush, to pgtx.Statement) error {
 	if f.session.Named {
@@ -84,49 +107,69 @@ func (f *flush) queueChecks() {
 // it returns the statement that failed; the transaction can then go on from its
 // savepoint, if it has one.
 func (t *transaction) flush(ctx context.Context, p *planned, last bool) (*statement, error) {
-	outcomes := slices.Concat(t.rejected, p.rejected)
 	if len(p.applied) == 0 && !last {
-		t.rejected = outcomes // recorded with the next flush
+		t.rejected = append(t.rejected, p.rejected...) // recorded with the next flush
 		return nil, nil
 	}
-	f := t.newFlush()
-	if t.aborted {
-		if err := t.takeBack(ctx, f, pgtx.RollbackTo); err != nil {
-			return nil, err
-		}
+	f, err := t.startFlush(ctx)
+	if err != nil {
+		return nil, err
 	}
-	if len(p.applied) > 0 {
-		if !t.aborted {
-			f.queue("setting the savepoint", pgtx.Savepoint)
-		}
-		t.queueWrites(f, p.applied)
-		t.queueAppend(f, p.applied)
-		for i := range p.applied {
-			outcomes = append(outcomes, p.applied[i].commit)
-		}
-	}
-	if len(outcomes) > 0 {
-		if err := t.queueOutcomes(f, outcomes); err != nil {
-			return nil, err
-		}
+	if err := t.queuePlan(f, p); err != nil {
+		return nil, err
 	}
 	if last {
 		f.queue("committing", pgtx.Commit)
 	} else {
 		f.queue("releasing the savepoint", pgtx.Release)
 	}
-
 	if failed, err := t.run(ctx, f); err != nil {
-		t.aborted = true
+		t.saved, t.dirty = true, true
 		return failed, err
 	}
-	t.aborted = false
+	t.settle(p)
+	t.saved, t.dirty = false, false
 	t.committed = last
-	t.bound = true
+	return nil, nil
+}
+
+// queuePlan queues what a plan writes, behind the savepoint if it writes rows, and the
+// rejections not recorded yet.
+func (t *transaction) queuePlan(f *flush, p *planned) error {
+	if len(p.applied) > 0 {
+		if !t.saved {
+			f.queue("setting the savepoint", pgtx.Savepoint)
+		}
+		rows := p.applied
+		if p.written {
+			rows = rows[1:]
+		}
+		t.queueWrites(f, rows)
+		t.queueAppend(f, p.applied)
+	}
+	if outcomes := t.outcomesOf(p); len(outcomes) > 0 {
+		return t.queueOutcomes(f, outcomes)
+	}
+	return nil
+}
+
+// outcomesOf returns the commits whose outcomes are recorded with a plan.
+func (t *transaction) outcomesOf(p *planned) []*commit {
+	outcomes := slices.Concat(t.rejected, p.rejected)
+	for i := range p.applied {
+		outcomes = append(outcomes, p.applied[i].commit)
+	}
+	return outcomes
+}
+
+// settle notes that the database has what queuePlan queued for it.
+func (t *transaction) settle(p *planned) {
+	for _, c := range t.outcomesOf(p) {
+		c.req.actor = c.req.Actor
+	}
 	t.rejected = nil
 	t.lastSeq += int64(len(p.applied))
 	t.state.bury(p.applied)
-	return nil, nil
 }
 
 // run sends a flush and reads its answers. failed is the statement the database
@@ -136,7 +179,7 @@ func (t *transaction) run(ctx context.Context, f *flush) (failed *statement, err
 	defer func() { _ = results.Close() }()
 	for i := range f.statements {
 		st := &f.statements[i]
-		if _, err := results.Exec(); err != nil {
+		if err := st.take(results); err != nil {
 			state := pgtx.SQLState(err)
 			if st.outcomes && state == sqlStateUnique {
 				err = fmt.Errorf("%w: %w", errOutcomeStands, err)
@@ -153,11 +196,24 @@ func (t *transaction) run(ctx context.Context, f *flush) (failed *statement, err
 	return nil, nil
 }
 
+// take reads the answer to the statement.
+func (st *statement) take(results pgx.BatchResults) error {
+	if st.rows == nil {
+		_, err := results.Exec()
+		return err //nolint:wrapcheck // run says what it was doing
+	}
+	rows, err := results.Query()
+	if err != nil {
+		return err //nolint:wrapcheck // run says what it was doing
+	}
+	return st.rows(rows)
+}
+
 func (f *flush) queueAdmit(p *db.PushAdmitParams) {
 	f.queue("admitting the push", pushAdmit, p.Partition, p.Now, p.ClientIds, p.CommitClients, p.CommitIds, p.Tables, p.RowIds, p.MaxBytes)
 }
 
-// queueOutcomes records outcomes, and the client if this is the first of it.
+// queueOutcomes records outcomes, and the clients of which these are the first.
 func (t *transaction) queueOutcomes(f *flush, commits []*commit) error {
 	n := len(commits)
 	p := db.PushRecordOutcomesParams{
@@ -174,12 +230,8 @@ func (t *transaction) queueOutcomes(f *flush, commits []*commit) error {
 			return err
 		}
 		p.OutcomeIds[i] = c.outcome.newID()
-	}
-	if !t.bound {
-		for _, r := range t.requests {
-			if r.actor == "" && !r.refused() {
-				p.NewClients, p.NewActors = append(p.NewClients, r.ClientID), append(p.NewActors, r.Actor)
-			}
+		if c.req.actor == "" && !slices.Contains(p.NewClients, c.req.ClientID) {
+			p.NewClients, p.NewActors = append(p.NewClients, c.req.ClientID), append(p.NewActors, c.req.Actor)
 		}
 	}
 	f.add(statement{what: "recording outcomes", outcomes: true}, pushRecordOutcomes, p.Partition, p.Now, p.ClientIds, p.CommitIds, p.Statuses,

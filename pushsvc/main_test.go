@@ -75,7 +75,8 @@ func shared(t testing.TB) *bundle {
 }
 
 // testIR has one table of each write mode: notes (no constraint of its own), slugs
-// (a unique index), and two more that tests give triggers and constraints.
+// (a unique index), and two more that tests give triggers and constraints. sealed keeps
+// no typed columns.
 const testIR = `{
   "irVersion": 1, "schemaVersion": 1,
   "tables": [
@@ -106,7 +107,12 @@ const testIR = `{
        {"name": "project_id", "type": "string", "nullable": false},
        {"name": "org", "type": "integer", "nullable": false},
        {"name": "position", "type": "integer", "nullable": true}],
-     "scopes": [{"pattern": "project:{project_id}"}, {"pattern": "org:{org}"}]}
+     "scopes": [{"pattern": "project:{project_id}"}, {"pattern": "org:{org}"}]},
+    {"name": "sealed", "primaryKey": "id", "materialize": false,
+     "columns": [
+       {"name": "id", "type": "string", "nullable": false},
+       {"name": "project_id", "type": "string", "nullable": false}],
+     "scopes": [{"pattern": "project:{project_id}"}]}
   ]}`
 
 // bundle is a service on a database of its own.

@@ -2,6 +2,7 @@ package pushsvc
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -21,8 +22,12 @@ type change struct {
 	scopes  []string  // of the row after an upsert, before a delete
 }
 
-// refusal ends a commit: the result record of the terminating operation.
-type refusal struct{ result ssp2.OpResult }
+// refusal ends a commit: the result record of the terminating operation, and what
+// the host lets the client know of it (§6.3.1), "" for nothing.
+type refusal struct {
+	result  ssp2.OpResult
+	details string
+}
 
 func (r *refusal) Error() string { return r.result.Code + ": " + r.result.Message }
 
@@ -38,7 +43,7 @@ type operation struct {
 }
 
 func (o *operation) refuse(code ssp2.Code, message string) error {
-	return &refusal{opError(o.index, code, message)}
+	return &refusal{result: opError(o.index, code, message)}
 }
 
 func (o *operation) forbidden() error {
@@ -46,7 +51,7 @@ func (o *operation) forbidden() error {
 }
 
 func (o *operation) conflict(columns ssp2.Bitmap, message string) error {
-	return &refusal{ssp2.OpResult{
+	return &refusal{result: ssp2.OpResult{
 		OpIndex: int32(o.index), Status: ssp2.OpConflict, Code: string(ssp2.CodeVersionConflict), Message: message,
 		ServerVersion: o.stored.version, ServerRow: o.stored.payload, ConflictColumns: columns,
 	}}
@@ -58,15 +63,22 @@ func (o *operation) change(row *rowState) *change {
 }
 
 // stage runs the operations of a commit over the candidate state and returns its
-// changes. A *refusal leaves the state as it was; any other error is internal.
-func (t *transaction) stage(c *commit) ([]change, error) {
-	mark := t.state.mark()
+// changes, and its evidence if a hook wants it. An error is a *refusal or internal; the
+// caller takes the state back. ctx is that of the hooks.
+func (t *transaction) stage(ctx context.Context, c *commit) ([]change, []Evidence, error) {
 	changes := make([]change, 0, len(c.ops))
+	var evidence []Evidence
+	if t.s.validateCommit != nil {
+		evidence = make([]Evidence, 0, len(c.ops))
+	}
 	for i := range c.ops {
-		ch, err := t.stageOperation(c, i)
+		o := operation{Operation: &c.ops[i], commit: c, index: i}
+		ch, err := t.stageOperation(ctx, &o)
 		if err != nil {
-			t.state.rollback(mark)
-			return nil, err
+			return nil, nil, err
+		}
+		if evidence != nil {
+			evidence = append(evidence, o.evidence(ch))
 		}
 		if ch == nil {
 			continue
@@ -78,13 +90,21 @@ func (t *transaction) stage(c *commit) ([]change, error) {
 		t.state.set(ch.key, next)
 		changes = append(changes, *ch)
 	}
-	return changes, nil
+	return changes, evidence, nil
 }
 
 // stageOperation decides one operation: nil for a delete of an absent row, which
 // is applied and changes nothing (§6.2).
-func (t *transaction) stageOperation(c *commit, i int) (*change, error) {
-	o := &operation{Operation: &c.ops[i], commit: c, index: i}
+func (t *transaction) stageOperation(ctx context.Context, o *operation) (*change, error) {
+	ch, err := t.decide(o)
+	if err == nil && ch != nil && t.s.validators != nil {
+		err = t.validateRow(ctx, o, ch)
+	}
+	return ch, err
+}
+
+// decide applies the protocol's rules to an operation.
+func (t *transaction) decide(o *operation) (*change, error) {
 	var ok bool
 	if o.table, ok = t.s.schema.Table(o.Table); !ok {
 		return nil, o.refuse(ssp2.CodeUnknownTable, "the schema has no such table")

@@ -35,6 +35,15 @@ func rejection(result ssp2.OpResult) *outcome {
 	return &outcome{status: ssp2.PushRejected, results: []ssp2.OpResult{result}}
 }
 
+// outcome is the rejection of the commit, with its details.
+func (r *refusal) outcome() *outcome {
+	o := rejection(r.result)
+	if r.details != "" {
+		o.details = []ssp2.DetailEntry{{OpIndex: r.result.OpIndex, DetailsJSON: r.details}}
+	}
+	return o
+}
+
 func appliedOutcome(seq int64, operations int) *outcome {
 	results := make([]ssp2.OpResult, operations)
 	for i := range results {

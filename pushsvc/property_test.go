@@ -1,6 +1,7 @@
 package pushsvc_test
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -142,11 +143,63 @@ func (b *bundle) dump(t testing.TB, partition string) map[string][]string {
 // uniquePositions makes the positions of guarded unique, checked when a commit ends.
 const uniquePositions = `alter table public.guarded add constraint lone unique (_sync_partition, position) deferrable initially deferred`
 
+// hookings are ways to configure the hooks of a service.
+var hookings = map[string]func(t *testing.T) func(*pgtest.Options, *pushsvc.Config){
+	"no hooks": func(*testing.T) func(*pgtest.Options, *pushsvc.Config) {
+		return func(*pgtest.Options, *pushsvc.Config) {}
+	},
+	"hooks that read": func(t *testing.T) func(*pgtest.Options, *pushsvc.Config) {
+		return func(_ *pgtest.Options, cfg *pushsvc.Config) {
+			cfg.Validators = map[string]pushsvc.Validator{"notes": func(_ context.Context, v *pushsvc.RowValidation) error {
+				if v.Op == ssp2.OpUpsert && v.RowID == "c" && v.Row.Value("title") == "b" {
+					return pushsvc.Reject("app.no_b_for_c", "", nil)
+				}
+				return nil
+			}}
+			cfg.ValidateCommit = func(ctx context.Context, c *pushsvc.Candidate) error { return fewNotes(ctx, t, c) }
+		}
+	},
+}
+
+// fewNotes allows at most one note in the project pr1, and looks at that when a commit
+// has an operation on note "a". It fails the test when the views of the candidate state
+// do not agree.
+func fewNotes(ctx context.Context, t *testing.T, c *pushsvc.Candidate) error {
+	for i, e := range c.Operations {
+		if e.Table != "notes" || e.RowID != "a" {
+			continue
+		}
+		rows, err := c.ScanRows(ctx, pushsvc.ScopeScan{Table: "notes", Scopes: map[string][]string{"project_id": {"pr1"}}})
+		if err != nil {
+			return err
+		}
+		for _, row := range rows {
+			if same, err := c.GetRow(ctx, "notes", row.RowID); err != nil || same == nil ||
+				same.Version != row.Version || !maps.EqualFunc(same.Row.Map(), row.Row.Map(), func(a, b any) bool { return a == b }) {
+				t.Errorf("%s: GetRow found %v, the scan %v", row.RowID, same, row)
+			}
+		}
+		if len(rows) > 1 {
+			return pushsvc.RejectOperation(i, "app.too_many", "", nil)
+		}
+	}
+	return nil
+}
+
 // TestBatchingChangesNothing: the commits of one request come to exactly what they
 // come to in a request each: results, rows, log, tombstones, outcomes.
 func TestBatchingChangesNothing(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	for name, change := range hookings {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			requireBatchingChangesNothing(t, setup(t, change(t)))
+		})
+	}
+}
+
+func requireBatchingChangesNothing(t *testing.T, b *bundle) {
+	t.Helper()
 	b.exec(t, uniquePositions)
 	run := 0
 	rapid.Check(t, func(rt *rapid.T) {
@@ -177,7 +230,16 @@ func TestBatchingChangesNothing(t *testing.T) {
 // to exactly what it comes to when each has a transaction to itself.
 func TestSharingATransactionChangesNothing(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	for name, change := range hookings {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			requireSharingChangesNothing(t, setup(t, change(t)))
+		})
+	}
+}
+
+func requireSharingChangesNothing(t *testing.T, b *bundle) {
+	t.Helper()
 	b.exec(t, uniquePositions)
 	holder := b.session(t)
 	run := 0

@@ -49,6 +49,10 @@ type Config struct {
 	// Defaults 1000 and 10 s.
 	MaxWaiting int
 	MaxWait    time.Duration
+	// Validators holds the row validator of each table that has one, by name (§6.7).
+	Validators map[string]Validator
+	// ValidateCommit decides about whole commits (§6.8). nil: nobody is asked.
+	ValidateCommit CommitValidator
 	// Gate is shared with the other services of a server. Default one of its own.
 	Gate *gate.Gate
 	// Events receives events.PushApplied, PushRejected or PushConflicted for each commit
@@ -70,6 +74,9 @@ type Service struct {
 	log           *slog.Logger
 	write         []pgtx.Statement // by Table.Index: schemaddl.WriteRowsSQL
 	stored        [][]int          // by Table.Index: schemaddl.StoredColumns
+	validators    []Validator      // by Table.Index; nil when there are none
+
+	validateCommit CommitValidator
 
 	queues             queues
 	queueOff           bool
@@ -96,6 +103,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 	s := &Service{
 		pool: pool, schema: cfg.Schema, clock: cfg.Clock,
 		maxOperations: cmp.Or(cfg.MaxOperations, DefaultMaxOperations), gate: cfg.Gate, log: cfg.Logger,
+		validateCommit:     cfg.ValidateCommit,
 		queues:             queues{byPartition: map[string]*queue{}},
 		queueOff:           cfg.MaxBatchOperations < 0,
 		maxBatchOperations: cmp.Or(cfg.MaxBatchOperations, DefaultMaxBatchOperations),
@@ -113,6 +121,18 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		s.log = slog.New(slog.DiscardHandler)
 	}
 	s.events = events.Safe(cfg.Events, s.log)
+	for name, v := range cfg.Validators {
+		table, ok := cfg.Schema.Table(name)
+		switch {
+		case !ok:
+			return nil, fmt.Errorf("pushsvc: Config.Validators: the schema has no table %q", name)
+		case v == nil:
+			return nil, fmt.Errorf("pushsvc: Config.Validators: that of table %q is nil", name)
+		case s.validators == nil:
+			s.validators = make([]Validator, len(cfg.Schema.Tables))
+		}
+		s.validators[table.Index] = v
+	}
 	for _, t := range cfg.Schema.Tables {
 		s.write = append(s.write, pgtx.NewStatement(schemaddl.WriteRowsSQL(t)))
 		s.stored = append(s.stored, schemaddl.StoredColumns(t))

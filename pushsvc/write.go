@@ -23,9 +23,9 @@ func (t *transaction) queueWrites(f *flush, commits []appliedCommit) {
 		return
 	}
 	byTable := make([][]*change, len(t.s.schema.Tables))
-	for i := range commits {
-		for j := range commits[i].changes {
-			ch := &commits[i].changes[j]
+	for _, c := range commits {
+		for j := range c.changes {
+			ch := &c.changes[j]
 			byTable[ch.table.Index] = append(byTable[ch.table.Index], ch)
 		}
 	}

@@ -22,9 +22,13 @@ const useVariable = "#variable_conflict use_variable\n"
 // seems just as good as the primary key; asked for a range in the order of row ids,
 // it would have to sort.
 func probe(table, columns, rowID string) string {
+	return probeIn("p_partition", table, columns, rowID)
+}
+
+func probeIn(partition, table, columns, rowID string) string {
 	return fmt.Sprintf("select %[1]s from %[2]s as x\n"+
-		"         where x._sync_partition = p_partition and x._sync_row_id >= %[3]s and x._sync_row_id <= %[3]s\n"+
-		"         order by x._sync_row_id limit 1", columns, table, rowID)
+		"         where x._sync_partition = %[4]s and x._sync_row_id >= %[3]s and x._sync_row_id <= %[3]s\n"+
+		"         order by x._sync_row_id limit 1", columns, table, rowID, partition)
 }
 
 // function is a generated function.
@@ -50,7 +54,7 @@ func (f *function) statements() []string {
 
 // functions returns the generated functions of a schema.
 func functions(s *schema.Schema, appSchema string) []function {
-	all := []function{prefetchRows(s, appSchema), lockTables(s, appSchema), scanRows(s, appSchema)}
+	all := []function{prefetchRows(s, appSchema), lockTables(s, appSchema), scanRows(s, appSchema), scanByScope(s, appSchema), scanByIndex(s, appSchema)}
 	for _, t := range s.Tables {
 		all = append(all, findRows(t, appSchema), writeRows(t, appSchema))
 		if t.Materialize {

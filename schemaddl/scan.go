@@ -11,7 +11,7 @@ import (
 // scope. Its plans are generic, and every way to read a table other than by an
 // index in order is turned off: see probing.
 const scanning = "set plan_cache_mode = force_generic_plan\nset jit = off\n" + probing +
-	"set enable_bitmapscan = off\nset enable_sort = off\n"
+	"set enable_bitmapscan = off\nset enable_sort = off\nset enable_incremental_sort = off\n"
 
 // scanRows generates sync_scan_rows, which reads one bootstrap page (§4.7) of each
 // of many subscriptions.
@@ -96,32 +96,13 @@ end
 // scanTable writes the branch of one table: the values of each of its variables as
 // an array of the column's type, then a loop for the variable that drives.
 func scanTable(b *strings.Builder, t *schema.Table, appSchema string) {
-	b.WriteString("        declare\n")
-	for i, sc := range t.Scopes {
-		fmt.Fprintf(b, "          v_%[1]d %[2]s[] := case when v_sub.scopes ? %[3]s then array(select e.value::%[2]s from jsonb_array_elements_text(v_sub.scopes -> %[3]s) as e(value)) end;\n",
-			i+1, columnType(t, sc.Column), quoteLiteral(sc.Variable))
-	}
-	counts := make([]string, len(t.Scopes))
-	for i := range counts {
-		counts[i] = fmt.Sprintf("nullif(cardinality(v_%d), 0)", i+1)
-	}
-	// An empty list or a variable of another table must not widen the scan.
-	fmt.Fprintf(b, `        begin
-          if num_nonnulls(%s) <> greatest((select count(*) from jsonb_object_keys(v_sub.scopes)), 1) then
-            raise exception 'a scan needs a scope' using errcode = 'SY005';
-          end if;
-`, strings.Join(counts, ", "))
+	scopeValues(b, t, "v_sub.scopes")
 	for i, sc := range t.Scopes {
 		word := "elsif"
 		if i == 0 {
 			word = "if"
 		}
 		column := "t." + QuoteIdent(t.Columns[sc.Column].Name)
-		var filters strings.Builder
-		for j := i + 1; j < len(t.Scopes); j++ {
-			fmt.Fprintf(&filters, "\n                   and (v_%[1]d is null or t.%[2]s = any(v_%[1]d))",
-				j+1, QuoteIdent(t.Columns[t.Scopes[j].Column].Name))
-		}
 		fmt.Fprintf(b, `          %[1]s v_%[2]d is not null then
             while value_ord <= cardinality(v_%[2]d) loop
               for row_id, server_version, payload in
@@ -140,7 +121,38 @@ func scanTable(b *strings.Builder, t *schema.Table, appSchema string) {
               value_ord := value_ord + 1;
               v_after := '';
             end loop;
-`, word, i+1, QuoteIdent(appSchema), QuoteIdent(t.Name), column, filters.String())
+`, word, i+1, QuoteIdent(appSchema), QuoteIdent(t.Name), column, scopeFilters(t, i))
 	}
 	b.WriteString("          end if;\n        end;\n")
+}
+
+// scopeValues writes the declaration of an array for the values of each variable of a
+// table, taken from a JSON object and of the column's type, and the check that the
+// object names some.
+func scopeValues(b *strings.Builder, t *schema.Table, scopes string) {
+	b.WriteString("        declare\n")
+	for i, sc := range t.Scopes {
+		fmt.Fprintf(b, "          v_%[1]d %[2]s[] := case when %[4]s ? %[3]s then array(select e.value::%[2]s from jsonb_array_elements_text(%[4]s -> %[3]s) as e(value)) end;\n",
+			i+1, columnType(t, sc.Column), quoteLiteral(sc.Variable), scopes)
+	}
+	counts := make([]string, len(t.Scopes))
+	for i := range counts {
+		counts[i] = fmt.Sprintf("nullif(cardinality(v_%d), 0)", i+1)
+	}
+	// An empty list or a variable of another table must not widen the scan.
+	fmt.Fprintf(b, `        begin
+          if num_nonnulls(%s) <> greatest((select count(*) from jsonb_object_keys(%s)), 1) then
+            raise exception 'a scan needs a scope' using errcode = 'SY005';
+          end if;
+`, strings.Join(counts, ", "), scopes)
+}
+
+// scopeFilters returns the conditions on the variables after the one that drives.
+func scopeFilters(t *schema.Table, driving int) string {
+	var filters strings.Builder
+	for i := driving + 1; i < len(t.Scopes); i++ {
+		fmt.Fprintf(&filters, "\n                   and (v_%[1]d is null or t.%[2]s = any(v_%[1]d))",
+			i+1, QuoteIdent(t.Columns[t.Scopes[i].Column].Name))
+	}
+	return filters.String()
 }

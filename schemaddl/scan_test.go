@@ -125,7 +125,7 @@ func TestScanRowsKeepsItsPromises(t *testing.T) {
 		  from pg_catalog.pg_proc as p where p.oid = 'syncpg.sync_scan_rows'::regproc`).Scan(&volatility, &settings, &comment, &public))
 	require.Equal(t, "s", volatility)
 	require.Contains(t, settings, "search_path=pg_catalog, pg_temp")
-	for _, way := range []string{"seqscan", "bitmapscan", "sort", "hashjoin", "mergejoin"} {
+	for _, way := range []string{"seqscan", "bitmapscan", "sort", "incremental_sort", "hashjoin", "mergejoin"} {
 		require.Contains(t, settings, "enable_"+way+"=off")
 	}
 	require.Contains(t, comment, "Takes no locks.")
