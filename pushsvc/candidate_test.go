@@ -539,6 +539,7 @@ func TestHooksThatGoWrong(t *testing.T) {
 			return nil
 		},
 	} {
+		t.Log(name)
 		j.say(rule)
 		requireRejected(t, c.push(t, b.upsert(t, "notes", note("n", "a"))), 0, ssp2.CodeConstraintViolation)
 		b.Wait()
