@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/syncpg/syncpg/internal/gate"
 	"github.com/syncpg/syncpg/round"
 	"github.com/syncpg/syncpg/ssp2"
 )
@@ -45,9 +46,9 @@ type Config struct {
 	// 0: 16 MiB. Negative: no bound.
 	MaxRequestBytes int64
 	// WriteTimeout is how long a client may take for the next 64 KiB of a
-	// response, an error's included, before the request is given up; until then it holds the memory of
-	// what was read for it. 0: 30 s. Negative: no limit. It replaces the
-	// WriteTimeout of the http.Server, which bounds a whole response.
+	// response, an error's too, before the request is given up; until then it
+	// holds the memory of what was read for it. 0: 30 s. Negative: no limit. It
+	// replaces the WriteTimeout of the http.Server, which bounds a whole response.
 	WriteTimeout time.Duration
 	// Logger gets failures, and refused requests at debug level. nil: nothing is
 	// logged.
@@ -151,13 +152,14 @@ func (h *handler) round(w http.ResponseWriter, r *http.Request, out *response) e
 
 func (h *handler) authenticate(r *http.Request) (round.Identity, error) {
 	id, err := h.cfg.Authenticate(r)
-	if err == nil && (id.Actor == "" || id.Partition == "") {
-		err = errors.New("neither an error nor a whole Identity was returned")
+	if err == nil {
+		// What no database holds is nobody either, now and when it is tried again.
+		if err = gate.CheckIdentity(id.Partition, id.Actor); err == nil {
+			return id, nil
+		}
 		h.cfg.Logger.ErrorContext(r.Context(), "host callback failed", "callback", "Authenticate", "error", err)
 	}
 	switch {
-	case err == nil:
-		return id, nil
 	case ssp2.CodeOf(err) != "":
 		return round.Identity{}, err
 	case errors.Is(err, round.ErrOutage):

@@ -219,6 +219,9 @@ func TestAuthentication(t *testing.T) {
 		{"an outage is no refusal", fmt.Errorf("idp: %w", round.ErrOutage), round.Identity{}, 503, ssp2.CodeStorageUnavailable, ""},
 		{"no actor is no identity", nil, round.Identity{Partition: "p"}, 401, ssp2.CodeAuthRequired, ""},
 		{"no partition is no identity", nil, round.Identity{Actor: "a"}, 401, ssp2.CodeAuthRequired, ""},
+		{"U+0000 is in no identity", nil, round.Identity{Actor: "a\x00", Partition: "p"}, 401, ssp2.CodeAuthRequired, ""},
+		{"what is not UTF-8 is no identity", nil, round.Identity{Actor: "a", Partition: "\xff"}, 401, ssp2.CodeAuthRequired, ""},
+		{"no key holds the name of this partition", nil, round.Identity{Actor: "a", Partition: strings.Repeat("p", 513)}, 401, ssp2.CodeAuthRequired, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()

@@ -17,6 +17,10 @@ type planned struct {
 	// written says that the rows of the first applied one are in the database already,
 	// behind the savepoint, because a hook of it had to read them.
 	written bool
+	// bytes is what its rows and outcomes hold; full says that they are enough for a
+	// flush.
+	bytes int64
+	full  bool
 }
 
 type appliedCommit struct {
@@ -62,7 +66,7 @@ func (t *transaction) refuseOversized(ctx context.Context) error {
 	if c.req.refused() {
 		return nil
 	}
-	c.outcome = rejection(opError(0, ssp2.CodeConstraintViolation, "the rows of this commit are too large to be written together"))
+	c.outcome = rejection(opError(0, ssp2.CodeConstraintViolation, tooLarge))
 	_, err := t.flush(ctx, &planned{rejected: []*commit{c}}, true)
 	return requestError(err)
 }
@@ -86,7 +90,19 @@ func (t *transaction) applyRange(ctx context.Context, commits []*commit, last bo
 		if err != nil {
 			return err
 		}
+		if p.full = p.bytes > t.s.maxPlannedBytes; p.full && i+1 < len(commits) {
+			if err := t.applyPlan(ctx, p, false); err != nil {
+				return err
+			}
+			*p = planned{mark: t.state.mark()}
+		}
 	}
+	return t.applyPlan(ctx, p, last)
+}
+
+// applyPlan writes a plan, or takes it back and applies its commits again when the
+// database refuses one of them.
+func (t *transaction) applyPlan(ctx context.Context, p *planned, last bool) error {
 	failed, err := t.flush(ctx, p, last)
 	if err != nil && refused(failed, err) {
 		t.s.log.DebugContext(ctx, "the database refused a push", "commits", len(p.commits), "error", err)
@@ -160,9 +176,15 @@ func (t *transaction) decideCommit(ctx context.Context, p *planned, c *commit) e
 	case err == nil:
 		c.outcome = appliedOutcome(t.lastSeq+int64(len(p.applied))+1, len(c.ops))
 		p.applied = append(p.applied, appliedCommit{c, changes})
+		for i := range changes {
+			if row := changes[i].row; row != nil {
+				p.bytes += int64(len(row.payload))
+			}
+		}
 	case errors.As(err, &r):
 		c.outcome = r.outcome()
 		p.rejected = append(p.rejected, c)
+		p.bytes += int64(len(r.result.ServerRow))
 	default:
 		// Not the fault of those that share the transaction.
 		c.req.err = fmt.Errorf("applying a commit: %w", err)

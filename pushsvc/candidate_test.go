@@ -539,10 +539,11 @@ func TestHooksThatGoWrong(t *testing.T) {
 			return nil
 		},
 	} {
+		t.Log(name)
 		j.say(rule)
 		requireRejected(t, c.push(t, b.upsert(t, "notes", note("n", "a"))), 0, ssp2.CodeConstraintViolation)
 		b.Wait()
-		require.Zero(t, b.db.Pool.Stat().AcquiredConns(), name)
+		requireConnectionsBack(t, b)
 		j.say(nil)
 		requireApplied(t, c.push(t, b.upsert(t, "notes", note("n", "b"))))
 	}
@@ -600,7 +601,7 @@ func TestHooksCutShort(t *testing.T) {
 	b.Wait()
 	require.Zero(t, scalar[int](t, b, `select count(*) from syncpg.sync_push_results where client_id = 'stuck'`), "no outcome")
 	require.Nil(t, c.stored(t, "notes", "stuck"))
-	require.Zero(t, b.db.Pool.Stat().AcquiredConns())
+	requireConnectionsBack(t, b)
 	requireApplied(t, stuck.send(t, k)...)
 	requireSoundLog(t, b)
 }

@@ -19,5 +19,8 @@ func (s *Service) WaitQueued(ctx context.Context, partition string, n int) {
 	}
 }
 
+// PlanAtMost changes how many bytes of rows and outcomes are written at a time.
+func (s *Service) PlanAtMost(bytes int64) { s.maxPlannedBytes = bytes }
+
 // AdmitAtMost changes how many bytes of rows and outcomes an admission reads.
 func (s *Service) AdmitAtMost(bytes int64) { s.maxAdmittedBytes = bytes }

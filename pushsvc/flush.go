@@ -107,7 +107,7 @@ func (f *flush) queueChecks() {
 // it returns the statement that failed; the transaction can then go on from its
 // savepoint, if it has one.
 func (t *transaction) flush(ctx context.Context, p *planned, last bool) (*statement, error) {
-	if len(p.applied) == 0 && !last {
+	if len(p.applied) == 0 && !last && !p.full {
 		t.rejected = append(t.rejected, p.rejected...) // recorded with the next flush
 		return nil, nil
 	}
@@ -120,7 +120,7 @@ func (t *transaction) flush(ctx context.Context, p *planned, last bool) (*statem
 	}
 	if last {
 		f.queue("committing", pgtx.Commit)
-	} else {
+	} else if t.saved || len(p.applied) > 0 {
 		f.queue("releasing the savepoint", pgtx.Release)
 	}
 	if failed, err := t.run(ctx, f); err != nil {

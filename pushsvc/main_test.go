@@ -506,3 +506,14 @@ func scalar[T any](t testing.TB, b *bundle, sql string, args ...any) T {
 	require.NoError(t, b.db.Pool.QueryRow(t.Context(), sql, args...).Scan(&v))
 	return v
 }
+
+// requireConnectionsBack waits until the pool has given out every connection it may
+// have: a closed one is given back in the background.
+func requireConnectionsBack(t testing.TB, b *bundle) {
+	t.Helper()
+	for range b.db.Pool.Config().MaxConns {
+		conn, err := b.db.Pool.Acquire(t.Context())
+		require.NoError(t, err)
+		defer conn.Release()
+	}
+}

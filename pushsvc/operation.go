@@ -71,6 +71,7 @@ func (t *transaction) stage(ctx context.Context, c *commit) ([]change, []Evidenc
 	if t.s.judgesCommits() {
 		evidence = make([]Evidence, 0, len(c.ops))
 	}
+	var bytes int64
 	for i := range c.ops {
 		o := operation{Operation: &c.ops[i], commit: c, index: i}
 		ch, err := t.stageOperation(ctx, &o)
@@ -86,6 +87,10 @@ func (t *transaction) stage(ctx context.Context, c *commit) ([]change, []Evidenc
 		next := ch.row
 		if ch.op == ssp2.OpDelete {
 			next = &rowState{deletedBy: c}
+		}
+		// A small change of a large row writes all of it.
+		if bytes += int64(len(next.payload)); bytes > t.s.maxAdmittedBytes {
+			return nil, nil, o.refuse(ssp2.CodeConstraintViolation, tooLarge)
 		}
 		t.state.set(ch.key, next)
 		changes = append(changes, *ch)
@@ -343,6 +348,9 @@ const maxRowIDBytes = 2000
 func storableRowID(id string) bool {
 	return len(id) <= maxRowIDBytes && strings.IndexByte(id, 0) < 0
 }
+
+// tooLarge is said of a commit that cannot be written because of its size.
+const tooLarge = "the rows of this commit are too large to be written together"
 
 // refusedByDatabase is all a client learns of a constraint.
 const refusedByDatabase = "the database cannot hold this row"

@@ -60,6 +60,60 @@ func TestMoreDataThanAnAdmissionReads(t *testing.T) {
 	requireSoundLog(t, b)
 }
 
+// TestACommitThatGrowsWhileItIsDecided: small changes of a large row write all of it.
+func TestACommitThatGrowsWhileItIsDecided(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c := b.client(t, ssp2.WireV3)
+	b.AdmitAtMost(100_000)
+	c.apply(t, b.patch(t, "notes", fullNote("n", strings.Repeat("x", 40_000))))
+	done := func(v bool) ssp2.Operation {
+		return b.patch(t, "notes", map[string]any{"id": "n", "done": v})
+	}
+	c.apply(t, done(true), done(false))
+	grown := c.send(t, c.commit(done(true), done(false), done(true)))
+	requireRejected(t, grown[0], 2, ssp2.CodeConstraintViolation)
+	require.EqualValues(t, 3, c.stored(t, "notes", "n").Version)
+}
+
+// TestPlansAreWrittenInPieces: one transaction, whatever it holds.
+func TestPlansAreWrittenInPieces(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c := b.client(t, ssp2.WireV2)
+	c.apply(t, b.upsert(t, "notes", note("big", strings.Repeat("x", 40_000))),
+		b.upsert(t, "slugs", map[string]any{"id": "0", "project_id": "pr1", "slug": "taken"}))
+	b.PlanAtMost(100_000)
+	var commits []ssp2.PushCommit
+	for i := range 24 {
+		switch i % 4 {
+		case 0, 1: // forty kilobytes of outcome each
+			commits = append(commits, c.commit(base(b.upsert(t, "notes", note("big", "y")), 9)))
+		case 2:
+			commits = append(commits, c.commit(b.upsert(t, "notes", note(fmt.Sprint("n", i), strings.Repeat("y", 40_000)))))
+		case 3:
+			commits = append(commits, c.commit(b.upsert(t, "slugs", map[string]any{"id": fmt.Sprint(i), "project_id": "pr1", "slug": "taken"})))
+		}
+	}
+	b.counter.Reset()
+	results := c.send(t, commits...)
+	b.Wait()
+	require.Equal(t, 1, b.counter.Commits())
+	for i, r := range results {
+		switch i % 4 {
+		case 0, 1:
+			requireRejected(t, r, 0, ssp2.CodeVersionConflict)
+		case 2:
+			requireApplied(t, r)
+			require.EqualValues(t, 3+i/4, *r.CommitSeq)
+		case 3:
+			requireRejected(t, r, 0, ssp2.CodeConstraintViolation)
+		}
+	}
+	require.Equal(t, len(commits)+2, scalar[int](t, b, `select count(*) from syncpg.sync_push_results`))
+	requireSoundLog(t, b)
+}
+
 // TestACorruptRowIsNotTheClientsFault.
 func TestACorruptRowIsNotTheClientsFault(t *testing.T) {
 	t.Parallel()

@@ -88,6 +88,7 @@ type Service struct {
 	maxWaiting         int
 	maxWait            time.Duration
 	maxAdmittedBytes   int64
+	maxPlannedBytes    int64
 	work               sync.WaitGroup // transactions in flight
 }
 
@@ -115,6 +116,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		maxWaiting:         cmp.Or(cfg.MaxWaiting, DefaultMaxWaiting),
 		maxWait:            cmp.Or(cfg.MaxWait, DefaultMaxWait),
 		maxAdmittedBytes:   maxAdmittedBytes,
+		maxPlannedBytes:    maxPlannedBytes,
 	}
 	if s.clock == nil {
 		s.clock = time.Now
@@ -200,6 +202,9 @@ const (
 	// maxAdmittedBytes bounds the rows and outcomes one admission reads. Postgres
 	// cannot return a gigabyte in an array, and the process has other things to hold.
 	maxAdmittedBytes = 256 << 20
+	// maxPlannedBytes is what rows and outcomes hold before they are written in a
+	// flush of their own.
+	maxPlannedBytes = 64 << 20
 	// maxBatchBytes bounds the payloads of requests that share a transaction.
 	maxBatchBytes = 32 << 20
 )

@@ -373,7 +373,7 @@ func TestValidatorCutShort(t *testing.T) {
 			b.Wait()
 			require.Zero(t, scalar[int](t, b, `select count(*) from syncpg.sync_push_results where client_id = 'stuck'`), "no outcome")
 			require.Zero(t, scalar[int](t, b, `select count(*) from syncpg.sync_clients where client_id = 'stuck'`))
-			require.Zero(t, b.db.Pool.Stat().AcquiredConns())
+			requireConnectionsBack(t, b)
 			requireApplied(t, stuck.send(t, k)...)
 			requireSoundLog(t, b)
 		})

@@ -59,6 +59,8 @@ func transient(err error) bool {
 func transientState(code string) bool {
 	switch code {
 	case "25006", // read_only_sql_transaction: a standby, or a failover that is not over
+		"25P03", // idle_in_transaction_session_timeout: this process was too slow
+		"25P04", // transaction_timeout
 		"55P03", // lock_not_available
 		"57014", // query_canceled, by a timeout of the database
 		"57P01", // admin_shutdown

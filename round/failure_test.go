@@ -34,6 +34,8 @@ func TestFailure(t *testing.T) {
 		{&pgconn.ConnectError{}, ssp2.CodeStorageUnavailable},
 		{state("08006"), ssp2.CodeStorageUnavailable},
 		{state("25006"), ssp2.CodeStorageUnavailable},
+		{state("25P03"), ssp2.CodeStorageUnavailable},
+		{state("25P04"), ssp2.CodeStorageUnavailable},
 		{state("40001"), ssp2.CodeStorageUnavailable},
 		{state("40P01"), ssp2.CodeStorageUnavailable},
 		{state("53300"), ssp2.CodeStorageUnavailable},

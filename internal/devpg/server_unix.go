@@ -86,16 +86,13 @@ func start(ctx context.Context, opts Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := prepareDir(&opts, acct); err != nil {
+	if err := makeDir(&opts, acct); err != nil {
 		return nil, err
 	}
-	if err := acct.checkPassage(bin.Program("postgres")); err != nil {
-		return nil, err
-	}
-	// The directory is there now, and another start may have filled it before it was locked.
 	if err := lock.take(opts.DataDir); err != nil {
 		return nil, err
 	}
+	// Another start may have filled the directory before it was locked.
 	if major, err = clusterVersion(opts.DataDir); err != nil {
 		return nil, err
 	}
@@ -103,6 +100,12 @@ func start(ctx context.Context, opts Options) (*Server, error) {
 		return nil, err
 	} else if running {
 		return nil, &RunningError{DataDir: opts.DataDir, PID: f.pid, Port: f.port}
+	}
+	if err := handOver(opts.DataDir, acct); err != nil {
+		return nil, err
+	}
+	if err := acct.checkPassage(bin.Program("postgres")); err != nil {
+		return nil, err
 	}
 	socketDir, err := makeSocketDir(acct)
 	if err != nil {
@@ -193,8 +196,8 @@ func clusterVersion(dir string) (int, error) {
 	return major, nil
 }
 
-// prepareDir makes the data directory, gives it to the account and resolves its links.
-func prepareDir(opts *Options, acct account) error {
+// makeDir makes the data directory and resolves its links.
+func makeDir(opts *Options, acct account) error {
 	parent := filepath.Dir(opts.DataDir)
 	if err := os.MkdirAll(parent, 0o755); err != nil {
 		return fmt.Errorf("make the parent of the data directory: %w", err)
@@ -209,10 +212,15 @@ func prepareDir(opts *Options, acct account) error {
 	if err != nil {
 		return fmt.Errorf("resolve the data directory: %w", err)
 	}
+	opts.DataDir = dir
+	return nil
+}
+
+// handOver gives the data directory to the account. No server may run in it, since its files come and go.
+func handOver(dir string, acct account) error {
 	if err := errors.Join(os.Chmod(dir, 0o700), acct.ownTree(dir)); err != nil {
 		return fmt.Errorf("hand over the data directory: %w", err)
 	}
-	opts.DataDir = dir
 	return acct.checkPassage(dir)
 }
 

@@ -32,7 +32,7 @@ func CheckClientID(id string) error {
 func CheckIdentity(partition, actor string) error {
 	for _, s := range []string{actor, partition} {
 		if s == "" || strings.ContainsRune(s, 0) || !utf8.ValidString(s) {
-			return fmt.Errorf("the actor %q in partition %q is not usable: both are UTF-8, not empty and without U+0000", actor, partition)
+			return fmt.Errorf("the actor %.64q in partition %.64q is not usable: both are UTF-8, not empty and without U+0000", actor, partition)
 		}
 	}
 	if n := len(partition); n > MaxIDBytes {
