@@ -164,6 +164,7 @@ func (t *transaction) decideCommit(ctx context.Context, p *planned, c *commit) e
 	changes, read, err := t.examine(ctx, p, c)
 	if err != nil {
 		t.state.rollback(mark)
+		c.reactions = nil
 	}
 	if read != nil {
 		if read.err != nil {

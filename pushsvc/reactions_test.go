@@ -177,6 +177,27 @@ func TestAPlannerThatFails(t *testing.T) {
 	}
 }
 
+// TestAPlannerThatIgnoresARefusal: the database refused the rows that the planner wanted
+// to read, so that there is no commit to react to.
+func TestAPlannerThatIgnoresARefusal(t *testing.T) {
+	t.Parallel()
+	ring := events.NewRing(10)
+	b := setup(t, withEvents(ring), func(_ *pgtest.Options, cfg *pushsvc.Config) {
+		cfg.PlanReactions = func(ctx context.Context, c *pushsvc.Candidate) ([]reaction.Plan, error) {
+			_, _ = c.ScanRows(ctx, inProject("pr1"))
+			return mail(ctx, c)
+		}
+	})
+	c := b.client(t, ssp2.WireV2)
+	slug := func(id string) ssp2.Operation {
+		return b.upsert(t, "slugs", map[string]any{"id": id, "project_id": "pr1", "slug": "taken"})
+	}
+	c.apply(t, slug("1"))
+	requireRejected(t, c.push(t, slug("2")), 0, ssp2.CodeConstraintViolation)
+	require.Len(t, c.reactions(t), 1)
+	require.Len(t, told(b, ring), 3, "applied, queued, rejected")
+}
+
 // TestRoundTripsOfReactions: they are part of the flush of their commits.
 func TestRoundTripsOfReactions(t *testing.T) {
 	t.Parallel()
