@@ -2,6 +2,7 @@ package pushsvc_test
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -92,7 +93,7 @@ func TestPlansAreWrittenInPieces(t *testing.T) {
 		case 2:
 			commits = append(commits, c.commit(b.upsert(t, "notes", note(fmt.Sprint("n", i), strings.Repeat("y", 40_000)))))
 		case 3:
-			commits = append(commits, c.commit(b.upsert(t, "slugs", map[string]any{"id": fmt.Sprint(i), "project_id": "pr1", "slug": "taken"})))
+			commits = append(commits, c.commit(b.upsert(t, "slugs", map[string]any{"id": strconv.Itoa(i), "project_id": "pr1", "slug": "taken"})))
 		}
 	}
 	b.counter.Reset()
