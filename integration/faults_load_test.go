@@ -20,7 +20,7 @@ import (
 // answered, what a wave of them took is given back, and the next one takes no more.
 // Not parallel: it counts goroutines and bytes of the process.
 func TestManyDevicesShareFewConnections(t *testing.T) { //nolint:paralleltest // see above
-	const waves, devicesEach, partitions, stepsEach = 2, 200, 20, 5
+	const waves, devicesEach, partitions, stepsEach = 2, 200, 20, 4
 	s := worldSchema(t)
 	db := pgtest.New(t, pgtest.Options{Setup: installWorld(s), TemplateKey: "the schema of the world"})
 	n, err := startNode(db.DSN, 4, worldConfig(s))

@@ -28,8 +28,8 @@ import (
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-// worldIR has a table of every kind: a unique index, two scope variables of other
-// types than text, and no typed columns.
+// worldIR has a table of every kind: one with a unique index, two with scope
+// variables and keys of other types than text, one without typed columns.
 const worldIR = `{
   "irVersion": 1, "schemaVersion": 1,
   "tables": [
@@ -67,6 +67,16 @@ const worldIR = `{
         {"name": "body", "type": "bytes", "nullable": true}
       ],
       "scopes": [{"pattern": "owner:{owner}", "column": "owner"}]
+    },
+    {
+      "name": "gauges", "primaryKey": "id",
+      "columns": [
+        {"name": "id", "type": "float", "nullable": false},
+        {"name": "level", "type": "float", "nullable": false},
+        {"name": "kind", "type": "json", "nullable": false},
+        {"name": "value", "type": "float", "nullable": true}
+      ],
+      "scopes": [{"pattern": "level:{level}", "column": "level"}, {"pattern": "kind:{kind}", "column": "kind"}]
     }
   ]
 }`
@@ -74,6 +84,7 @@ const worldIR = `{
 // worldScopes are the values that the scope variables take.
 var worldScopes = scope.Allowed{
 	"team": {"red", "blue", "grün"}, "board": {"1", "2", "-3"}, "open": {"true", "false"}, "owner": {"ada", `b"o\b`, "eve=x"},
+	"level": {"0", "-1.5e-7", "1e+21", "NaN", "Infinity"}, "kind": {`"a"`, ` {"b": [1]} `, "0"},
 }
 
 func worldSchema(t testing.TB) *schema.Schema {
@@ -113,7 +124,10 @@ func worldConfig(s *schema.Schema) syncpg.Config {
 			return syncpg.Identity{Actor: actor, Partition: partition}, err
 		},
 		ResolveScopes: func(ctx context.Context, _ syncpg.ScopeRequest) (scope.Allowed, error) {
-			allowed := scope.Allowed{"team": {"*"}, "board": {"*"}, "open": {"*"}, "owner": {"*"}}
+			allowed := scope.Allowed{}
+			for variable := range worldScopes {
+				allowed[variable] = []string{"*"}
+			}
 			if text, ok := ctx.Value(allowedKey{}).(string); ok && text != "" {
 				clear(allowed)
 				return allowed, json.Unmarshal([]byte(text), &allowed)
@@ -283,7 +297,8 @@ var (
 	itemIDs = []string{"i0", "i1", "i2", "i3", "i4", "ϊ\u0301", "🙂", " "}
 	titles  = []string{"", "x", "Grüße", "日本語", "a\tb\nc", `"quoted" \ and 'so'`, "\u202eRTL", "e\u0301", "\uffff"}
 	labels  = []string{`null`, `[]`, `{"a": 1, "bb": [true, null]}`, `"text"`, `-0.5`, `[{"k": "ü"}, 12345678901234567890]`}
-	numbers = []float64{0, 1.5, -1e-7, 1e300, math.MaxFloat64, math.Inf(1)}
+	numbers = []float64{0, math.Copysign(0, -1), 1.5, -1e-7, 1e300, math.MaxFloat64, math.Inf(1)}
+	levels  = []float64{0, math.Copysign(0, -1), -1.5e-7, 1e21, math.NaN(), math.Inf(1)}
 )
 
 // newCommit makes a commit of one to three operations and puts it into the outbox.
@@ -360,6 +375,8 @@ func randomValues(roll dice, table *schema.Table) []ssp2.Value {
 		}
 	case "cells":
 		return []ssp2.Value{{Int: int64(roll(8)) - 3}, {Int: one(roll, []int64{1, 2, -3})}, boolean, maybe(text(titles))}
+	case "gauges":
+		return []ssp2.Value{{Float: one(roll, levels)}, {Float: one(roll, levels)}, text(worldScopes["kind"]), maybe(ssp2.Value{Float: one(roll, numbers)})}
 	default:
 		return []ssp2.Value{text(itemIDs), text(worldScopes["owner"]), maybe(ssp2.Value{Bytes: []byte(one(roll, titles))})}
 	}

@@ -276,6 +276,11 @@ func (h *history) move(ctx context.Context, roll dice) error {
 	return err
 }
 
+// scopeTypes are the database types of scope columns.
+var scopeTypes = map[ssp2.ColumnType]string{
+	ssp2.TypeString: "text", ssp2.TypeInteger: "bigint", ssp2.TypeFloat: "double precision", ssp2.TypeBoolean: "boolean", ssp2.TypeJSON: "text",
+}
+
 func (h *history) moveTx(ctx context.Context, tx pgx.Tx, table *schema.Table, id string, to []ssp2.Value) error {
 	var seq, version int64
 	var payload []byte
@@ -297,7 +302,7 @@ func (h *history) moveTx(ctx context.Context, tx pgx.Tx, table *schema.Table, id
 		values[sc.Column] = to[sc.Column]
 		text, _ := schema.ScopeText(table.Columns[sc.Column].Type, values[sc.Column])
 		if _, err := tx.Exec(ctx, `update `+name+` set `+schemaddl.QuoteIdent(table.Columns[sc.Column].Name)+` = ($3::text)::`+
-			map[ssp2.ColumnType]string{ssp2.TypeString: "text", ssp2.TypeInteger: "bigint", ssp2.TypeBoolean: "boolean"}[table.Columns[sc.Column].Type]+
+			scopeTypes[table.Columns[sc.Column].Type]+
 			` where _sync_partition = $1 and _sync_row_id = $2`, h.partition, id, text); err != nil {
 			return err
 		}
