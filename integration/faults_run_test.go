@@ -83,6 +83,42 @@ func (c *cluster) crash(ctx context.Context) error {
 	})
 }
 
+// hang stops every process of the server in the middle of what it does, until
+// meanwhile returns.
+func (c *cluster) hang(ctx context.Context, meanwhile func() error) error {
+	db, err := pgx.Connect(ctx, c.dsn)
+	if err != nil {
+		return err
+	}
+	rows, err := db.Query(ctx, `select pid from pg_catalog.pg_stat_activity where pid <> pg_catalog.pg_backend_pid()`)
+	if err != nil {
+		return errors.Join(err, db.Close(ctx))
+	}
+	pids, err := pgx.CollectRows(rows, pgx.RowTo[int])
+	if err = errors.Join(err, db.Close(ctx)); err != nil {
+		return err
+	}
+	pids = append(pids, c.server.PID())
+	for _, pid := range pids {
+		err = errors.Join(err, signalled(pid, syscall.SIGSTOP))
+	}
+	if err == nil {
+		err = meanwhile()
+	}
+	for _, pid := range pids {
+		err = errors.Join(err, signalled(pid, syscall.SIGCONT))
+	}
+	return err
+}
+
+// signalled sends a signal to a process, which may have ended by itself.
+func signalled(pid int, signal syscall.Signal) error {
+	if err := syscall.Kill(pid, signal); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return err
+	}
+	return nil
+}
+
 // relay is the network between the devices and the node: one address, from which
 // connections go to whichever node serves, and may break anywhere.
 type relay struct {
@@ -220,6 +256,7 @@ type ordeal struct {
 	answered atomic.Int64
 	progress chan struct{} // has something when answered has moved
 	failures atomic.Int64
+	patience time.Duration // of a device with one request
 }
 
 const ordealConns = 4
@@ -299,7 +336,9 @@ func (o *ordeal) run(t *testing.T, devices []*device, answers int64, breakage fu
 
 // work does one thing that a device does. Its errors are not tolerable ones.
 func (o *ordeal) work(ctx context.Context, d *device, roll dice) error {
-	err := o.step(ctx, d, roll)
+	limited, cancel := context.WithTimeout(ctx, o.patience)
+	defer cancel()
+	err := o.step(limited, d, roll)
 	switch {
 	case err == nil:
 		return nil
@@ -464,17 +503,30 @@ func TestNothingIsLostWhateverBreaks(t *testing.T) {
 	}
 	replaceNode := seldom(5, func(context.Context) error { return o.replaceNode() })
 	crash := seldom(25, o.crash)
+	hang := seldom(15, func(ctx context.Context) error {
+		return o.hang(ctx, func() error {
+			before := o.failures.Load()
+			return await(func() error {
+				if now := o.failures.Load(); now < before+10 && ctx.Err() == nil {
+					return fmt.Errorf("only %d requests failed while the database hung", now-before)
+				}
+				return nil
+			})
+		})
+	})
 
 	for _, tc := range []struct { //nolint:paralleltest // one thing breaks after the other
 		name     string
 		answers  int64
+		patience time.Duration
 		breakage []func(context.Context) error
 	}{
-		{"backends are terminated", 200, []func(context.Context) error{terminate}},
-		{"sockets are cut", 200, []func(context.Context) error{breakSockets}},
-		{"the server is replaced", 200, []func(context.Context) error{replaceNode}},
-		{"the database crashes", 120, []func(context.Context) error{crash}},
-		{"all at once", 120, []func(context.Context) error{terminate, breakSockets, replaceNode, crash}},
+		{"backends are terminated", 200, patience, []func(context.Context) error{terminate}},
+		{"sockets are cut", 200, patience, []func(context.Context) error{breakSockets}},
+		{"the server is replaced", 200, patience, []func(context.Context) error{replaceNode}},
+		{"the database hangs", 120, time.Second, []func(context.Context) error{hang}},
+		{"the database crashes", 120, patience, []func(context.Context) error{crash}},
+		{"all at once", 120, patience, []func(context.Context) error{terminate, breakSockets, replaceNode, crash}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			transport := &http.Transport{MaxIdleConnsPerHost: 2}
@@ -490,6 +542,7 @@ func TestNothingIsLostWhateverBreaks(t *testing.T) {
 				devices = append(devices, d)
 			}
 			o.failures.Store(0)
+			o.patience = tc.patience
 			start := time.Now()
 			o.run(t, devices, tc.answers, func(ctx context.Context) error {
 				for _, b := range tc.breakage {
