@@ -24,3 +24,6 @@ func (s *Service) PlanAtMost(bytes int64) { s.maxPlannedBytes = bytes }
 
 // AdmitAtMost changes how many bytes of rows and outcomes an admission reads.
 func (s *Service) AdmitAtMost(bytes int64) { s.maxAdmittedBytes = bytes }
+
+// CommitAtMost changes how many bytes of rows a commit writes.
+func (s *Service) CommitAtMost(bytes int64) { s.maxCommitBytes = bytes }

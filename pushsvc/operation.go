@@ -89,7 +89,7 @@ func (t *transaction) stage(ctx context.Context, c *commit) ([]change, []Evidenc
 			next = &rowState{deletedBy: c}
 		}
 		// A small change of a large row writes all of it.
-		if bytes += int64(len(next.payload)); bytes > t.s.maxAdmittedBytes {
+		if bytes += int64(len(next.payload)); bytes > t.s.maxCommitBytes {
 			return nil, nil, o.refuse(ssp2.CodeConstraintViolation, tooLarge)
 		}
 		t.state.set(ch.key, next)

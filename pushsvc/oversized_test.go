@@ -66,7 +66,7 @@ func TestACommitThatGrowsWhileItIsDecided(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	c := b.client(t, ssp2.WireV3)
-	b.AdmitAtMost(100_000)
+	b.CommitAtMost(100_000)
 	c.apply(t, b.patch(t, "notes", fullNote("n", strings.Repeat("x", 40_000))))
 	done := func(v bool) ssp2.Operation {
 		return b.patch(t, "notes", map[string]any{"id": "n", "done": v})

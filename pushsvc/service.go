@@ -89,6 +89,7 @@ type Service struct {
 	maxWait            time.Duration
 	maxAdmittedBytes   int64
 	maxPlannedBytes    int64
+	maxCommitBytes     int64
 	work               sync.WaitGroup // transactions in flight
 }
 
@@ -117,6 +118,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		maxWait:            cmp.Or(cfg.MaxWait, DefaultMaxWait),
 		maxAdmittedBytes:   maxAdmittedBytes,
 		maxPlannedBytes:    maxPlannedBytes,
+		maxCommitBytes:     maxCommitBytes,
 	}
 	if s.clock == nil {
 		s.clock = time.Now
@@ -202,6 +204,9 @@ const (
 	// maxAdmittedBytes bounds the rows and outcomes one admission reads. Postgres
 	// cannot return a gigabyte in an array, and the process has other things to hold.
 	maxAdmittedBytes = 256 << 20
+	// maxCommitBytes bounds the rows one commit writes: whoever pulls it gets it whole,
+	// in one frame, and clients bound those (ssp2.Limits: 32 MiB).
+	maxCommitBytes = 24 << 20
 	// maxPlannedBytes is what rows and outcomes hold before they are written in a
 	// flush of their own.
 	maxPlannedBytes = 64 << 20

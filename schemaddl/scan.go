@@ -103,25 +103,30 @@ func scanTable(b *strings.Builder, t *schema.Table, appSchema string) {
 			word = "if"
 		}
 		column := "t." + QuoteIdent(t.Columns[sc.Column].Name)
+		// A query that names the array gets a copy of all of it.
 		fmt.Fprintf(b, `          %[1]s v_%[2]d is not null then
             while value_ord <= cardinality(v_%[2]d) loop
-              for row_id, server_version, payload in
-                select t._sync_row_id, t._sync_server_version, t._sync_payload
-                  from %[3]s.%[4]s as t
-                 where t._sync_partition = p_partition
-                   and (%[5]s, t._sync_row_id) > (v_%[2]d[value_ord], v_after) and %[5]s <= v_%[2]d[value_ord]%[6]s
-                 order by %[5]s, t._sync_row_id
-                 limit p_limit - v_rows + 1
-              loop
-                exit page when v_rows >= p_limit or v_bytes >= p_page_bytes;
-                v_rows := v_rows + 1;
-                v_bytes := v_bytes + octet_length(payload);
-                return next;
-              end loop;
+              declare
+                v_value %[7]s := v_%[2]d[value_ord];
+              begin
+                for row_id, server_version, payload in
+                  select t._sync_row_id, t._sync_server_version, t._sync_payload
+                    from %[3]s.%[4]s as t
+                   where t._sync_partition = p_partition
+                     and (%[5]s, t._sync_row_id) > (v_value, v_after) and %[5]s <= v_value%[6]s
+                   order by %[5]s, t._sync_row_id
+                   limit p_limit - v_rows + 1
+                loop
+                  exit page when v_rows >= p_limit or v_bytes >= p_page_bytes;
+                  v_rows := v_rows + 1;
+                  v_bytes := v_bytes + octet_length(payload);
+                  return next;
+                end loop;
+              end;
               value_ord := value_ord + 1;
               v_after := '';
             end loop;
-`, word, i+1, QuoteIdent(appSchema), QuoteIdent(t.Name), column, scopeFilters(t, i))
+`, word, i+1, QuoteIdent(appSchema), QuoteIdent(t.Name), column, scopeFilters(t, i), columnType(t, sc.Column))
 	}
 	b.WriteString("          end if;\n        end;\n")
 }
