@@ -19,9 +19,9 @@ import (
 	"github.com/syncpg/syncpg/schemaddl"
 )
 
-// Server is one sync server over one database. It is safe for concurrent use,
-// starts no goroutine of its own and needs no closing; any number of them, in any
-// number of processes, may serve the same database.
+// Server is one sync server over one database. It is safe for concurrent use, and any
+// number of them, in any number of processes, may serve the same database. Until it is
+// started it has no goroutine of its own and needs no closing.
 type Server struct {
 	pool    *pgxpool.Pool
 	schema  *Schema
@@ -31,6 +31,7 @@ type Server struct {
 	pull    *pullsvc.Service
 	handler http.Handler
 
+	life  lifecycle
 	newer sync.Once // the warning that the database is ahead
 }
 
