@@ -4,64 +4,65 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"slices"
 )
 
-// background is work that a server does besides answering requests. Start does not wait
-// for it; Stop ends it and waits.
+// ErrStarted says that a server is started already.
+var ErrStarted = errors.New("syncpg: the server is started already")
+
+// background is work of a server that no request waits for.
 type background interface {
+	// Start begins the work and returns. The work lasts until Stop: the end of ctx ends
+	// the starting only.
 	Start(ctx context.Context) error
+	// Stop ends the work and returns when it has ended, or with an error when ctx ends
+	// first. It may be called more than once, and before Start.
 	Stop(ctx context.Context) error
 }
 
-// lifecycle is what of a server's background work runs.
-type lifecycle struct {
-	mu      sync.Mutex
-	work    []background // in the order in which they start
-	running []background
-	started bool
-}
-
-var errStarted = errors.New("syncpg: the server was started before")
-
-// Start begins the server's background work and returns. It goes on until
-// [Server.Stop], or until ctx ends, after which Stop still has to be called. A server is
-// started once. Without Start it answers requests, and does nothing else.
+// Start begins the work of a server that no request asks for, such as pruning on a
+// schedule. A server answers requests without it, and only those. What it starts lasts
+// until [Server.Stop]; the end of ctx ends the starting only. When a part does not start,
+// those that did are stopped again. The error is [ErrStarted] when it is called twice.
 func (s *Server) Start(ctx context.Context) error {
-	l := &s.life
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.started {
-		return errStarted
+	s.lifecycle.Lock()
+	defer s.lifecycle.Unlock()
+	if s.started {
+		return ErrStarted
 	}
-	l.started = true
-	for _, w := range l.work {
-		if err := w.Start(ctx); err != nil {
-			return errors.Join(fmt.Errorf("syncpg: start: %w", err), l.stop(context.WithoutCancel(ctx)))
+	for i, b := range s.background {
+		if err := b.Start(ctx); err != nil {
+			return errors.Join(fmt.Errorf("syncpg: start: %w", err), stopAll(context.WithoutCancel(ctx), s.background[:i]))
 		}
-		l.running = append(l.running, w)
 	}
+	s.started = true
 	return nil
 }
 
-// Stop ends what [Server.Start] began, waits for it until ctx ends, and returns what did
-// not end as it should. Stop it after the HTTP server, before the pool is closed. It may
-// be called on a server that was not started, and more than once.
+// Stop ends what [Server.Start] began, in reverse order, and waits for its end, but no
+// longer than ctx. Requests are the host's to end first: it shuts its HTTP server down and
+// then stops this one. Stopping a server that is not started does nothing; a stopped one
+// may be started again.
 func (s *Server) Stop(ctx context.Context) error {
-	s.life.mu.Lock()
-	defer s.life.mu.Unlock()
-	return s.life.stop(ctx)
+	s.lifecycle.Lock()
+	defer s.lifecycle.Unlock()
+	if !s.started {
+		return nil
+	}
+	if err := stopAll(ctx, s.background); err != nil {
+		return err
+	}
+	s.started = false
+	return nil
 }
 
-// stop stops the last one first.
-func (l *lifecycle) stop(ctx context.Context) error {
+// stopAll stops every part, whatever becomes of the others.
+func stopAll(ctx context.Context, parts []background) error {
 	var errs []error
-	for len(l.running) > 0 {
-		last := len(l.running) - 1
-		if err := l.running[last].Stop(ctx); err != nil {
+	for _, b := range slices.Backward(parts) {
+		if err := b.Stop(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("syncpg: stop: %w", err))
 		}
-		l.running = l.running[:last]
 	}
 	return errors.Join(errs...)
 }
