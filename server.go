@@ -19,9 +19,10 @@ import (
 	"github.com/syncpg/syncpg/schemaddl"
 )
 
-// Server is one sync server over one database. It is safe for concurrent use,
-// starts no goroutine of its own and needs no closing; any number of them, in any
-// number of processes, may serve the same database.
+// Server is one sync server over one database. It is safe for concurrent use; any
+// number of them, in any number of processes, may serve the same database. It has no
+// goroutine of its own before [Server.Start] and after [Server.Stop], which a server that
+// only answers requests does not need.
 type Server struct {
 	pool    *pgxpool.Pool
 	schema  *Schema
@@ -35,6 +36,11 @@ type Server struct {
 	listeners []func(partition string, seq int64)
 
 	newer sync.Once // the warning that the database is ahead
+
+	// What Start starts, in this order.
+	background []background
+	lifecycle  sync.Mutex
+	started    bool
 }
 
 // New makes a server over the host's pool, which stays the host's: nothing in it
