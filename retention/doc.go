@@ -8,7 +8,9 @@
 // for ever: a client that comes back after years may still send a commit again (§2.3).
 //
 // Compaction deletes changes between the horizon and the newest commit that a later change
-// of the same row, under the same scopes, supersedes. Every client converges as before.
+// of the same row, under the same scopes, supersedes. Every client converges as before. A
+// change goes when what supersedes it is among the 200,000 changes or so that are looked at
+// together; more than that are not, so that no memory depends on the length of a log.
 //
 // Both work in batches, each in a transaction of its own that decides anew, so that they
 // can be interrupted at any time and that a push waits for one batch at most. Between two

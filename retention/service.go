@@ -26,7 +26,7 @@ const (
 )
 
 // compactRows is how many changes one batch of compaction looks at. Nobody waits for it.
-const compactRows = 50_000
+const compactRows = 200_000
 
 // partitionsPerPage bounds one look for partitions.
 const partitionsPerPage = 1000
