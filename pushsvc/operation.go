@@ -202,7 +202,7 @@ func decodeIncoming(table *schema.Table, sparse bool, payload []byte) (*incoming
 	} else {
 		in.values, err = ssp2.DecodeRow(table.Wire, payload, nil)
 	}
-	return in, err //nolint:wrapcheck // decodePayload says what it means
+	return in, err
 }
 
 // decodePayload reads the payload of an upsert and checks what it must satisfy on

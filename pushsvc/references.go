@@ -62,16 +62,16 @@ type references struct {
 func newReferences(s *schema.Schema) *references {
 	n := len(s.Tables)
 	r := &references{of: make([][]*reference, n), to: make([][]*reference, n), from: make([][]int, n)}
-	any := false
+	declared := false
 	for _, t := range s.Tables {
 		for i := range t.References {
 			ref := &reference{child: t, Reference: &t.References[i], column: t.Columns[t.References[i].Column].Name}
 			r.of[t.Index] = append(r.of[t.Index], ref)
 			r.to[ref.Parent.Index] = append(r.to[ref.Parent.Index], ref)
-			any = true
+			declared = true
 		}
 	}
-	if !any {
+	if !declared {
 		return nil
 	}
 	for _, t := range s.Tables {
@@ -479,13 +479,12 @@ func (t *transaction) stageConsequence(ctx context.Context, st *staged, q *conse
 	if err := o.stored.decode(o.table); err != nil {
 		return err
 	}
-	ch, err := (*change)(nil), error(nil)
-	if q.nulls == nil {
-		ch, err = o.remove()
-	} else {
+	decide := o.remove
+	if q.nulls != nil {
 		o.Op = ssp2.OpUpsert
-		ch, err = o.nullify(q.nulls)
+		decide = func() (*change, error) { return o.nullify(q.nulls) }
 	}
+	ch, err := decide()
 	if err == nil && t.s.validators != nil {
 		err = t.validateRow(ctx, &o, ch)
 	}

@@ -22,9 +22,13 @@ import (
 type relation struct{ child, column, parent, onDelete string }
 
 var relations = []relation{
-	{"items", "list", "lists", "CASCADE"}, {"items", "up", "items", "CASCADE"},
-	{"pins", "list", "lists", "SET NULL"}, {"pins", "item", "items", "CASCADE"}, {"pins", "beside", "items", "SET NULL"},
-	{"locks", "list", "lists", "RESTRICT"}, {"locks", "item", "items", "RESTRICT"},
+	{"items", "list", "lists", "CASCADE"},
+	{"items", "up", "items", "CASCADE"},
+	{"pins", "list", "lists", "SET NULL"},
+	{"pins", "item", "items", "CASCADE"},
+	{"pins", "beside", "items", "SET NULL"},
+	{"locks", "list", "lists", "RESTRICT"},
+	{"locks", "item", "items", "RESTRICT"},
 }
 
 // related are the rows that the generator writes: few, so that they meet.
@@ -67,9 +71,7 @@ type relatedModel map[modelKey]map[string]any
 // model when the commit is applied.
 func (m relatedModel) commit(ops []intent) string {
 	next, stored := relatedModel{}, m
-	for key, row := range m {
-		next[key] = row
-	}
+	maps.Copy(next, m)
 	wrote := map[modelKey]map[string]bool{}
 	for _, in := range ops {
 		key := modelKey{in.table, in.id}

@@ -82,8 +82,10 @@ type undone struct {
 }
 
 func newRowStates() *rowStates {
-	return &rowStates{rows: map[rowKey]*rowState{}, known: map[rowKey]bool{}, graves: map[rowKey]bool{},
-		parents: map[rowKey]bool{}, referring: map[referringKey][]string{}}
+	return &rowStates{
+		rows: map[rowKey]*rowState{}, known: map[rowKey]bool{}, graves: map[rowKey]bool{},
+		parents: map[rowKey]bool{}, referring: map[referringKey][]string{},
+	}
 }
 
 // live says whether there is a row, of those known or asked for as parents.

@@ -56,7 +56,7 @@ func liveRows(s *schema.Schema, appSchema string) function {
         ) as r
        where k.table_name = %[1]s);
   end if;
-`, quoteLiteral(t.Name), probe(QuoteIdent(appSchema)+"."+QuoteIdent(t.Name), "x._sync_row_id", "k.row_id"))
+`, quoteLiteral(t.Name), probe(QuoteIdent(appSchema)+"."+QuoteIdent(t.Name), "x._sync_row_id"))
 	}
 	b.WriteString("  return v_live;\nend\n")
 	return function{
