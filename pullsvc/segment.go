@@ -33,34 +33,24 @@ type StoredSegment struct {
 	Bytes         []byte // uncompressed; valid only during Put
 }
 
-// page is a bootstrap page that was read: one rows segment.
-type page struct {
-	inline  []byte // as SEGMENT_INLINE frame
-	segment []byte // the part of it that is the segment
-	rows    int64
-	from    position
-	next    position
-	more    bool // rows follow, at next
-}
-
 // external says that a page is to be delivered as a descriptor (§4.2, §5.7).
 func (p *Pull) external(pg *page) bool {
 	accept := p.req.Header.Accept
 	if p.s.segments == nil || accept&ssp2.AcceptExternalRows == 0 {
 		return false
 	}
-	return accept&ssp2.AcceptInlineRows == 0 || len(pg.segment) > p.s.inlineMax
+	return accept&ssp2.AcceptInlineRows == 0 || len(pg.segment()) > p.s.inlineMax
 }
 
 // store hands a page to the store and appends its descriptor (§5.4).
 func (p *Pull) store(ctx context.Context, dst []byte, sub *subscription, pg *page) ([]byte, error) {
-	sum := sha256.Sum256(pg.segment)
+	sum := sha256.Sum256(pg.segment())
 	s := StoredSegment{
 		ID:        "sha256:" + hex.EncodeToString(sum[:]),
 		Partition: p.req.Partition, LogEpoch: p.LogEpoch, Table: sub.table.Name,
 		MediaType: ssp2.MediaRows, SchemaVersion: p.s.schema.Version,
 		ScopeDigest: ssp2.ScopeDigest(sub.effective), AsOfCommitSeq: sub.pin,
-		RowCursor: pg.from.cursor(), RowCount: pg.rows, Bytes: pg.segment,
+		RowCursor: pg.from.cursor(), RowCount: pg.rows, Bytes: pg.segment(),
 	}
 	if pg.more {
 		s.NextRowCursor = pg.next.cursor()
