@@ -13,6 +13,7 @@ import (
 	"github.com/syncpg/syncpg/internal/gate"
 	"github.com/syncpg/syncpg/internal/pgtx"
 	"github.com/syncpg/syncpg/internal/trace"
+	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/schemaddl"
 	"github.com/syncpg/syncpg/scope"
@@ -50,7 +51,7 @@ type Config struct {
 	// Segments takes the segments that are not delivered inline. Default none: then
 	// every segment is inline, and a client that takes no inline segments (§4.2)
 	// cannot bootstrap.
-	Segments SegmentStore
+	Segments segment.Store
 	// InlineSegmentMaxBytes is the size up to which a segment is delivered inline
 	// although the client takes both kinds (§5.7). Default 256 KiB; negative: no
 	// segment.
@@ -74,7 +75,7 @@ type Service struct {
 	gate             *gate.Gate
 	maxSubscriptions int
 	maxScopeValues   int
-	segments         SegmentStore
+	segments         segment.Store
 	inlineMax        int
 	bufferBytes      int64
 	events           events.Sink
