@@ -29,6 +29,7 @@ var functions = map[string]string{
 	"sync_find_outcomes":       "stable",
 	"sync_list_due_partitions": "stable",
 	"sync_list_reactions":      "stable",
+	"sync_live_rows":           "stable",
 	"sync_lock_tables":         "volatile",
 	"sync_open_partition":      "volatile",
 	"sync_prefetch_rows":       "stable",

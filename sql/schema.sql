@@ -3,7 +3,7 @@
 
 CREATE SCHEMA syncpg;
 
-CREATE FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint) RETURNS TABLE(locked boolean, oversized boolean, log_epoch text, epoch_required boolean, schema_version integer, pending_projection text, max_commit_seq bigint, horizon_seq bigint, client_actors text[], outcome_ords integer[], outcome_statuses smallint[], outcome_seqs bigint[], outcome_results bytea[], outcome_details text[], outcome_recorded bigint[], outcome_ids uuid[], row_ords integer[], row_versions bigint[], row_payloads bytea[], row_column_versions text[], tombstone_ords integer[], tombstone_seqs bigint[], single_tables text[])
+CREATE FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint, p_parent_tables text[], p_parent_rows text[], p_reached_tables text[]) RETURNS TABLE(locked boolean, oversized boolean, log_epoch text, epoch_required boolean, schema_version integer, pending_projection text, max_commit_seq bigint, horizon_seq bigint, client_actors text[], outcome_ords integer[], outcome_statuses smallint[], outcome_seqs bigint[], outcome_results bytea[], outcome_details text[], outcome_recorded bigint[], outcome_ids uuid[], row_ords integer[], row_versions bigint[], row_payloads bytea[], row_column_versions text[], tombstone_ords integer[], tombstone_seqs bigint[], single_tables text[], parent_ords integer[])
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -58,7 +58,10 @@ begin
      order by k.ord);
 
   if locked then
-    single_tables := syncpg.sync_lock_tables(p_tables);
+    single_tables := syncpg.sync_lock_tables(p_tables || p_reached_tables);
+    if cardinality(p_parent_rows) > 0 then
+      parent_ords := syncpg.sync_live_rows(p_partition, p_parent_tables, p_parent_rows);
+    end if;
 
     select array_agg(r.ord), array_agg(r.server_version),
            array_agg(r.payload) filter (where r.bytes <= p_max_bytes),
@@ -81,7 +84,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint) IS 'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, the tables that need a statement per operation (sync_lock_tables). In arrays, 0 and '''' stand for no seq, no details, no owner, no column versions. Outcomes or rows of more than p_max_bytes are not returned: oversized. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then the app tables named, ROW EXCLUSIVE.';
+COMMENT ON FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint, p_parent_tables text[], p_parent_rows text[], p_reached_tables text[]) IS 'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, the tables that need a statement per operation (sync_lock_tables), those of p_reached_tables included, and which of the parents (p_parent_tables[i], p_parent_rows[i]) are rows. In arrays, 0 and '''' stand for no seq, no details, no owner, no column versions. Outcomes or rows of more than p_max_bytes are not returned: oversized. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then the app tables named and reached, ROW EXCLUSIVE.';
 
 CREATE FUNCTION syncpg.sync_append_commits(p_partition text, p_base_seq bigint, p_now bigint, p_writer_version integer, p_client_ids text[], p_commit_ids text[], p_actor_ids text[], p_change_counts integer[], p_change_commits integer[], p_change_indexes integer[], p_change_tables text[], p_change_rows text[], p_change_ops smallint[], p_change_versions bigint[], p_change_payloads bytea[], p_change_scope_sets integer[], p_scope_sets text[], p_tombstone_commits integer[], p_tombstone_tables text[], p_tombstone_rows text[], p_cleared_tables text[], p_cleared_rows text[]) RETURNS bigint
     LANGUAGE plpgsql
@@ -406,6 +409,17 @@ end
 $$;
 
 COMMENT ON FUNCTION syncpg.sync_list_reactions(p_partition text, p_state text, p_after_ms bigint, p_after_client text, p_after_commit text, p_after_key text, p_limit integer) IS 'One page of a partition''s reactions of a state, after the position p_after_*. Pending and leased ones: the one due first comes first, and all unfinished ones are looked at; completed ones and dead letters: the newest comes first. Takes no locks.';
+
+CREATE FUNCTION syncpg.sync_live_rows(p_partition text, p_tables text[], p_row_ids text[]) RETURNS integer[]
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  return '{}';
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_live_rows(p_partition text, p_tables text[], p_row_ids text[]) IS 'The i for which (p_tables[i], p_row_ids[i]) is a row, of tables that a reference names as parent. Body generated from the installed schema: one branch per parent table. Takes no locks.';
 
 CREATE FUNCTION syncpg.sync_lock_tables(p_tables text[]) RETURNS text[]
     LANGUAGE plpgsql
@@ -1301,7 +1315,7 @@ CREATE INDEX sync_tombstones_by_seq ON syncpg.sync_tombstones USING btree (parti
 
 CREATE TRIGGER sync_commits_writer_fence AFTER INSERT ON syncpg.sync_commits REFERENCING NEW TABLE AS appended FOR EACH STATEMENT EXECUTE FUNCTION syncpg.sync_check_writer_fence();
 
-REVOKE ALL ON FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint, p_parent_tables text[], p_parent_rows text[], p_reached_tables text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_append_commits(p_partition text, p_base_seq bigint, p_now bigint, p_writer_version integer, p_client_ids text[], p_commit_ids text[], p_actor_ids text[], p_change_counts integer[], p_change_commits integer[], p_change_indexes integer[], p_change_tables text[], p_change_rows text[], p_change_ops smallint[], p_change_versions bigint[], p_change_payloads bytea[], p_change_scope_sets integer[], p_scope_sets text[], p_tombstone_commits integer[], p_tombstone_tables text[], p_tombstone_rows text[], p_cleared_tables text[], p_cleared_rows text[]) FROM PUBLIC;
 
@@ -1320,6 +1334,8 @@ REVOKE ALL ON FUNCTION syncpg.sync_find_outcomes(p_partition text, p_client_ids 
 REVOKE ALL ON FUNCTION syncpg.sync_list_due_partitions(p_types text[], p_now bigint, p_after text, p_limit integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_list_reactions(p_partition text, p_state text, p_after_ms bigint, p_after_client text, p_after_commit text, p_after_key text, p_limit integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_live_rows(p_partition text, p_tables text[], p_row_ids text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_lock_tables(p_tables text[]) FROM PUBLIC;
 
