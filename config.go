@@ -97,6 +97,10 @@ type Config struct {
 	MaxWaiting int
 	MaxWait    time.Duration
 
+	// MaxCascade caps the operations that the references of the schema append to one
+	// commit, which is refused above. Default: 1000.
+	MaxCascade int
+
 	// MaxSubscriptions caps the subscriptions of one request. Default: 1000.
 	MaxSubscriptions int
 
@@ -123,6 +127,11 @@ type Config struct {
 	// called on the goroutines that serve, so it must return at once; a panic of it
 	// changes nothing. Default: nobody is told, which costs nothing.
 	Events events.Sink
+
+	// Committed is told of each transaction of this process that committed pushes, with
+	// the newest seq of the partition, before their answer. It must not block; a panic
+	// changes nothing. Default: nobody is told.
+	Committed func(partition string, seq int64)
 
 	// Logger gets what clients are not told: failures at warn and error, refused
 	// requests at debug. Default: nothing is logged.

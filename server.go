@@ -19,9 +19,10 @@ import (
 	"github.com/syncpg/syncpg/schemaddl"
 )
 
-// Server is one sync server over one database. It is safe for concurrent use,
-// starts no goroutine of its own and needs no closing; any number of them, in any
-// number of processes, may serve the same database.
+// Server is one sync server over one database. It is safe for concurrent use; any
+// number of them, in any number of processes, may serve the same database. It has no
+// goroutine of its own before [Server.Start] and after [Server.Stop], which a server that
+// only answers requests does not need.
 type Server struct {
 	pool    *pgxpool.Pool
 	schema  *Schema
@@ -31,7 +32,15 @@ type Server struct {
 	pull    *pullsvc.Service
 	handler http.Handler
 
+	// listeners are told of commits, and may not be added to once requests are served.
+	listeners []func(partition string, seq int64)
+
 	newer sync.Once // the warning that the database is ahead
+
+	// What Start starts, in this order.
+	background []background
+	lifecycle  sync.Mutex
+	started    bool
 }
 
 // New makes a server over the host's pool, which stays the host's: nothing in it
@@ -71,8 +80,9 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 	if s.push, err = pushsvc.New(pool, pushsvc.Config{
 		Schema: cfg.Schema, Clock: cfg.Clock, Gate: epochs, Events: sink, Logger: cfg.Logger,
 		MaxOperations: cfg.MaxOperations, MaxBatchOperations: cfg.MaxBatchOperations,
-		MaxWaiting: cfg.MaxWaiting, MaxWait: cfg.MaxWait,
+		MaxWaiting: cfg.MaxWaiting, MaxWait: cfg.MaxWait, MaxCascade: cfg.MaxCascade,
 		Validators: cfg.Validators, ValidateCommit: cfg.ValidateCommit, PlanReactions: cfg.PlanReactions,
+		Committed: s.committed,
 	}); err != nil {
 		return nil, err
 	}
@@ -97,7 +107,17 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	if cfg.Committed != nil {
+		s.listeners = append(s.listeners, cfg.Committed) // last: it may panic
+	}
 	return s, nil
+}
+
+// committed passes on that a transaction committed.
+func (s *Server) committed(partition string, seq int64) {
+	for _, tell := range s.listeners {
+		tell(partition, seq)
+	}
 }
 
 // Handler returns the HTTP side: POST /sync, GET /healthz, GET /readyz. Its paths

@@ -11,8 +11,11 @@ import (
 
 	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/internal/gate"
+	"github.com/syncpg/syncpg/internal/pgtx"
 	"github.com/syncpg/syncpg/internal/trace"
+	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/schema"
+	"github.com/syncpg/syncpg/schemaddl"
 	"github.com/syncpg/syncpg/scope"
 	"github.com/syncpg/syncpg/ssp2"
 )
@@ -48,7 +51,7 @@ type Config struct {
 	// Segments takes the segments that are not delivered inline. Default none: then
 	// every segment is inline, and a client that takes no inline segments (§4.2)
 	// cannot bootstrap.
-	Segments SegmentStore
+	Segments segment.Store
 	// InlineSegmentMaxBytes is the size up to which a segment is delivered inline
 	// although the client takes both kinds (§5.7). Default 256 KiB; negative: no
 	// segment.
@@ -72,11 +75,12 @@ type Service struct {
 	gate             *gate.Gate
 	maxSubscriptions int
 	maxScopeValues   int
-	segments         SegmentStore
+	segments         segment.Store
 	inlineMax        int
 	bufferBytes      int64
 	events           events.Sink
 	log              *slog.Logger
+	streams          [][]pgtx.Statement // by table and scope: schemaddl.StreamRowsSQL
 }
 
 // New returns a service over the caller's pool, which it never closes. It does no
@@ -98,6 +102,13 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		pool: pool, schema: cfg.Schema, clock: cfg.Clock, gate: cfg.Gate,
 		maxSubscriptions: cfg.MaxSubscriptions, maxScopeValues: cfg.MaxScopeValues, segments: cfg.Segments,
 		inlineMax: cfg.InlineSegmentMaxBytes, bufferBytes: int64(cfg.BufferBytes), log: cfg.Logger,
+	}
+	for _, t := range cfg.Schema.Tables {
+		streams := make([]pgtx.Statement, len(t.Scopes))
+		for i := range t.Scopes {
+			streams[i] = pgtx.NewStatement(schemaddl.StreamRowsSQL(t, i))
+		}
+		s.streams = append(s.streams, streams)
 	}
 	if s.clock == nil {
 		s.clock = time.Now

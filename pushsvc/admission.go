@@ -84,6 +84,9 @@ type commit struct {
 	req *request
 	id  string
 	ops []ssp2.Operation
+	// decoded has the payloads of upserts that may refer to other rows; nil when no
+	// table does.
+	decoded []*incoming
 
 	outcome   *outcome
 	reactions []reaction.Record // of an applied commit
@@ -99,6 +102,7 @@ type admitted struct {
 	epoch     gate.Epoch
 	version   int32 // installed schema version
 	pending   string
+	lastSeq   int64 // newest seq
 	// single marks the tables, by index, of which every operation needs a statement
 	// of its own; nil when there are none.
 	single []bool
@@ -117,11 +121,13 @@ type transaction struct {
 	admitted admitted
 	state    *rowStates
 
-	lastSeq   int64     // newest seq so far
-	rejected  []*commit // not recorded yet
-	saved     bool      // the savepoint is set
-	dirty     bool      // what was done since the savepoint has to be taken back first
-	committed bool
+	lastSeq  int64     // newest seq so far
+	rejected []*commit // not recorded yet
+	saved    bool      // the savepoint is set
+	dirty    bool      // what was done since the savepoint has to be taken back first
+	// foundBytes is what rows hold that references led to.
+	foundBytes int64
+	committed  bool
 }
 
 func newTransaction(s *Service, conn *pgxpool.Conn, partition string, requests []*request) *transaction {
@@ -172,6 +178,7 @@ func (t *transaction) admit(ctx context.Context) (err error) {
 		}
 	}
 
+	parents := t.askReferences(&params, written)
 	if err := t.prepare(ctx, written); err != nil {
 		return err
 	}
@@ -194,6 +201,9 @@ func (t *transaction) admit(ctx context.Context) (err error) {
 	if err := results.Close(); err != nil {
 		return fmt.Errorf("admitting the push: %w", err)
 	}
+	for _, ord := range row.ParentOrds {
+		t.state.parents[parents[ord-1]] = true
+	}
 	return t.read(&row, keys)
 }
 
@@ -206,6 +216,11 @@ func (t *transaction) prepare(ctx context.Context, written []bool) error {
 	}
 	if t.s.judgesCommits() {
 		if err := t.session.Prepare(ctx, judgeStatements...); err != nil {
+			return err
+		}
+	}
+	if t.s.references != nil {
+		if err := t.session.Prepare(ctx, findChildren); err != nil {
 			return err
 		}
 	}
@@ -228,7 +243,7 @@ func (t *transaction) read(row *db.PushAdmitRow, keys []rowKey) error {
 	}
 	t.admitted = admitted{
 		locked: row.Locked, oversized: row.Oversized, epoch: gate.Epoch{LogEpoch: row.LogEpoch, Required: row.EpochRequired},
-		version: row.SchemaVersion, pending: row.PendingProjection,
+		version: row.SchemaVersion, pending: row.PendingProjection, lastSeq: row.MaxCommitSeq,
 	}
 	for i, r := range t.requests {
 		r.actor = row.ClientActors[i]

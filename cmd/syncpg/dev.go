@@ -105,7 +105,7 @@ func (c *devCmd) Run(ctx context.Context, p *program) (err error) {
 		case <-ctx.Done():
 		}
 	}()
-	if err := c.serve(ctx, p, l, a.wrap(server.Handler())); err != nil {
+	if err := c.run(ctx, p, l, server, a.wrap(server.Handler())); err != nil {
 		return err
 	}
 	if errors.Is(context.Cause(ctx), errDatabaseEnded) {

@@ -100,7 +100,7 @@ func (c *serveCmd) Run(ctx context.Context, p *program) error {
 		serving = append(serving, "metrics", o.url)
 	}
 	p.log.Info("serving", serving...)
-	return c.serve(ctx, p, l, a.wrap(server.Handler()))
+	return c.run(ctx, p, l, server, a.wrap(server.Handler()))
 }
 
 func (c *serveCmd) auth(s *syncpg.Schema) (auth, error) {
@@ -228,6 +228,17 @@ func (b *boundBody) Read(p []byte) (int, error) {
 		_ = b.conn.SetReadDeadline(time.Time{}) // from here on the connection is watched for the client's going away
 	}
 	return n, err //nolint:wrapcheck // a reader's errors are compared
+}
+
+// run serves with what the server does besides answering requests. It closes l.
+func (f listenFlags) run(ctx context.Context, p *program, l net.Listener, server *syncpg.Server, h http.Handler) error {
+	if err := server.Start(ctx); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	err := f.serve(ctx, p, l, h)
+	deadline, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.ShutdownTimeout)
+	defer cancel()
+	return errors.Join(err, server.Stop(deadline))
 }
 
 // serve answers requests until ctx ends, then lets those under way finish. It closes l.
