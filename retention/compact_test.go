@@ -72,22 +72,26 @@ func TestCompaction(t *testing.T) {
 		{
 			"a row that moved stays deleted where it was",
 			[][]string{{"r + p=a"}, {"r - p=a", "r + p=b"}, {"r + p=b"}},
-			[]string{"2 r - p=a", "3 r + p=b"}, []string{"items p=a 2", "items p=b 3"},
+			[]string{"2 r - p=a", "3 r + p=b"},
+			[]string{"items p=a 2", "items p=b 3"},
 		},
 		{
 			"a row that moved back does not",
 			[][]string{{"r + p=a"}, {"r - p=a", "r + p=b"}, {"r - p=b", "r + p=a"}},
-			[]string{"3 r - p=b", "3 r + p=a"}, []string{"items p=a 3", "items p=b 3"},
+			[]string{"3 r - p=b", "3 r + p=a"},
+			[]string{"items p=a 3", "items p=b 3"},
 		},
 		{
 			"every variable counts: who sees one of them sees both",
 			[][]string{{"r + f=1 p=a"}, {"r - f=1 p=a", "r + f=2 p=a"}, {"r + f=2 p=a"}},
-			[]string{"2 r - f=1 p=a", "3 r + f=2 p=a"}, []string{"items f=1 2", "items p=a 2", "items f=2 3", "items p=a 3"},
+			[]string{"2 r - f=1 p=a", "3 r + f=2 p=a"},
+			[]string{"items f=1 2", "items p=a 2", "items f=2 3", "items p=a 3"},
 		},
 		{
 			"other rows and tables supersede nothing",
 			[][]string{{"r + p=a", "s + p=a", "other/r + p=a"}, {"r + p=a"}},
-			[]string{"1 s + p=a", "1 other/r + p=a", "2 r + p=a"}, []string{"items p=a 1", "other p=a 1", "items p=a 2"},
+			[]string{"1 s + p=a", "1 other/r + p=a", "2 r + p=a"},
+			[]string{"items p=a 1", "other p=a 1", "items p=a 2"},
 		},
 		{
 			"within a commit too", [][]string{{"r + p=a", "r - p=a", "r + p=a"}}, []string{"1 r + p=a"}, []string{"items p=a 1"},

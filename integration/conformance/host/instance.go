@@ -133,7 +133,7 @@ func (i *instance) start(ctx context.Context) error {
 		return fmt.Errorf("build the server: %w", err)
 	}
 	if err := server.Start(ctx); err != nil {
-		return err //nolint:wrapcheck // it says so itself
+		return err
 	}
 	i.server, i.protocol = server, server.Handler()
 	mux := http.NewServeMux()

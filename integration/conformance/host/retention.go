@@ -80,7 +80,7 @@ func (i *instance) captureBackup(ctx context.Context) error {
 // rotates the log epochs and starts a server that remembers nothing.
 func (i *instance) restoreBackup(ctx context.Context) error {
 	if err := i.server.Stop(ctx); err != nil {
-		return err //nolint:wrapcheck // it says so itself
+		return err
 	}
 	err := pgx.BeginFunc(ctx, i.pool, func(tx pgx.Tx) error {
 		tables, err := backedUp(ctx, tx)
@@ -102,7 +102,7 @@ func (i *instance) restoreBackup(ctx context.Context) error {
 		return fmt.Errorf("restore the backup: %w", err)
 	}
 	if _, err := i.server.Retention().RotateEpochs(ctx); err != nil {
-		return err //nolint:wrapcheck // likewise
+		return err
 	}
 	return i.start(ctx)
 }
