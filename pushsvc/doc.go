@@ -13,6 +13,9 @@
 // follows it (Planner). A hook that reads what the push does not name costs a round
 // trip for each read; one that does not costs none.
 //
+// The host's own code writes with [Service.Apply], and with [Service.ApplyTx] inside a
+// transaction of its own (SEMANTICS §5).
+//
 // Only a commit that the database itself refuses leaves that path: the request is
 // then applied in halves, so that the refused commit is found and rejected alone
 // and the rest goes on.
