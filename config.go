@@ -97,6 +97,10 @@ type Config struct {
 	MaxWaiting int
 	MaxWait    time.Duration
 
+	// MaxCascade caps the operations that the references of the schema append to one
+	// commit, which is refused above. Default: 1000.
+	MaxCascade int
+
 	// MaxSubscriptions caps the subscriptions of one request. Default: 1000.
 	MaxSubscriptions int
 

@@ -80,7 +80,7 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 	if s.push, err = pushsvc.New(pool, pushsvc.Config{
 		Schema: cfg.Schema, Clock: cfg.Clock, Gate: epochs, Events: sink, Logger: cfg.Logger,
 		MaxOperations: cfg.MaxOperations, MaxBatchOperations: cfg.MaxBatchOperations,
-		MaxWaiting: cfg.MaxWaiting, MaxWait: cfg.MaxWait,
+		MaxWaiting: cfg.MaxWaiting, MaxWait: cfg.MaxWait, MaxCascade: cfg.MaxCascade,
 		Validators: cfg.Validators, ValidateCommit: cfg.ValidateCommit, PlanReactions: cfg.PlanReactions,
 		Committed: s.committed,
 	}); err != nil {

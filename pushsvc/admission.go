@@ -87,6 +87,9 @@ type commit struct {
 	req *request
 	id  string
 	ops []ssp2.Operation
+	// decoded has the payloads of upserts that may refer to other rows; nil when no
+	// table does.
+	decoded []*incoming
 
 	outcome   *outcome
 	reactions []reaction.Record // of an applied commit
@@ -129,11 +132,13 @@ type transaction struct {
 	admitted admitted
 	state    *rowStates
 
-	lastSeq   int64     // newest seq so far
-	rejected  []*commit // not recorded yet
-	saved     bool      // the savepoint is set
-	dirty     bool      // what was done since the savepoint has to be taken back first
-	committed bool
+	lastSeq  int64     // newest seq so far
+	rejected []*commit // not recorded yet
+	saved    bool      // the savepoint is set
+	dirty    bool      // what was done since the savepoint has to be taken back first
+	// foundBytes is what rows hold that references led to.
+	foundBytes int64
+	committed  bool
 	// joined says that the transaction is one of the host, to be left instead of
 	// committed, and entered that its savepoint is set.
 	joined, entered bool
@@ -187,6 +192,7 @@ func (t *transaction) admit(ctx context.Context) (err error) {
 		}
 	}
 
+	parents := t.askReferences(&params, written)
 	if err := t.prepare(ctx, written); err != nil {
 		return err
 	}
@@ -203,6 +209,9 @@ func (t *transaction) admit(ctx context.Context) (err error) {
 	})
 	if _, err := t.run(ctx, f); err != nil {
 		return err
+	}
+	for _, ord := range row.ParentOrds {
+		t.state.parents[parents[ord-1]] = true
 	}
 	return t.read(&row, keys)
 }
@@ -221,6 +230,11 @@ func (t *transaction) prepare(ctx context.Context, written []bool) error {
 	}
 	if t.s.judgesCommits() {
 		if err := t.session.Prepare(ctx, judgeStatements...); err != nil {
+			return err
+		}
+	}
+	if t.s.references != nil {
+		if err := t.session.Prepare(ctx, findChildren); err != nil {
 			return err
 		}
 	}

@@ -13,6 +13,10 @@
 // follows it (Planner). A hook that reads what the push does not name costs a round
 // trip for each read; one that does not costs none.
 //
+// References that the schema declares are checked once the operations of a commit are
+// staged (SEMANTICS §1); what a delete leads to joins the commit, at the cost of a round
+// trip for each level of children.
+//
 // The host's own code writes with [Service.Apply], and with [Service.ApplyTx] inside a
 // transaction of its own (SEMANTICS §5).
 //

@@ -211,7 +211,8 @@ func (st *statement) take(results pgx.BatchResults) error {
 }
 
 func (f *flush) queueAdmit(p *db.PushAdmitParams, read func(pgx.Rows) error) {
-	f.add(statement{what: "admitting the push", rows: read}, pushAdmit, p.Partition, p.Now, p.ClientIds, p.CommitClients, p.CommitIds, p.Tables, p.RowIds, p.MaxBytes)
+	f.add(statement{what: "admitting the push", rows: read}, pushAdmit, p.Partition, p.Now, p.ClientIds, p.CommitClients, p.CommitIds, p.Tables, p.RowIds, p.MaxBytes,
+		p.ParentTables, p.ParentRows, p.ReachedTables)
 }
 
 // queueOutcomes records outcomes, and the clients of which these are the first.

@@ -55,6 +55,9 @@ type Config struct {
 	ValidateCommit CommitValidator
 	// PlanReactions plans the reactions of commits (§6.9). nil: there are none.
 	PlanReactions Planner
+	// MaxCascade caps the operations that the declared references of the schema append to
+	// one commit (SEMANTICS §1). Default 1000.
+	MaxCascade int
 	// Gate is shared with the other services of a server. Default one of its own.
 	Gate *gate.Gate
 	// Events receives events.PushApplied, PushRejected or PushConflicted for each commit
@@ -86,6 +89,8 @@ type Service struct {
 	stored        [][]int          // by Table.Index: schemaddl.StoredColumns
 	everything    scope.Resolution // of the host's own writes
 	validators    []Validator      // by Table.Index; nil when there are none
+	references    *references      // nil when there are none
+	maxCascade    int
 
 	validateCommit CommitValidator
 	planReactions  Planner
@@ -111,6 +116,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		return nil, errors.New("pushsvc: Config.Schema is required")
 	case cfg.MaxOperations < 0:
 		return nil, fmt.Errorf("pushsvc: Config.MaxOperations is %d; it must be positive, or 0 for the default of %d", cfg.MaxOperations, DefaultMaxOperations)
+	case cfg.MaxCascade < 0:
+		return nil, fmt.Errorf("pushsvc: Config.MaxCascade is %d; it must be positive, or 0 for the default of %d", cfg.MaxCascade, DefaultMaxCascade)
 	case cfg.MaxWaiting < 0 || cfg.MaxWait < 0:
 		return nil, errors.New("pushsvc: Config.MaxWaiting and Config.MaxWait must be positive, or 0 for their defaults")
 	}
@@ -119,6 +126,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		maxOperations: cmp.Or(cfg.MaxOperations, DefaultMaxOperations), gate: cfg.Gate, log: cfg.Logger, committed: cfg.Committed,
 		validateCommit:     cfg.ValidateCommit,
 		planReactions:      cfg.PlanReactions,
+		references:         newReferences(cfg.Schema),
+		maxCascade:         cmp.Or(cfg.MaxCascade, DefaultMaxCascade),
 		queues:             queues{byPartition: map[string]*queue{}},
 		queueOff:           cfg.MaxBatchOperations < 0,
 		maxBatchOperations: cmp.Or(cfg.MaxBatchOperations, DefaultMaxBatchOperations),
