@@ -226,6 +226,75 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_claim_reactions(p_partition text, p_types text[], p_owner text, p_now bigint, p_lease_until bigint, p_limit integer) IS 'Leases up to p_limit reactions of the types to p_owner until p_lease_until and counts the attempt: pending ones that are due and leased ones whose lease has expired at p_now. Oldest first within a type; the type with the oldest comes first. Meant for READ COMMITTED; other levels fail (40001) where this one passes over. Locks: the reactions it returns; never waits for one.';
 
+CREATE FUNCTION syncpg.sync_delete_expired_segments(p_after text, p_now bigint, p_limit integer, p_max_bytes bigint, p_max_partitions integer) RETURNS TABLE(deleted integer, next_after text)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+  v_previous text;
+  v_partition text := p_after;
+  v_expires bigint;
+  v_rows tid[];
+  v_ids text[];
+  v_bytes bigint;
+  v_deleted integer := 0;
+  v_left bigint := p_max_bytes;
+begin
+  for v_seen in 1 .. p_max_partitions loop
+    v_previous := v_partition;
+    select s.partition, s.expires_at_ms into v_partition, v_expires
+      from syncpg.sync_segments as s
+     where s.partition > v_previous
+     order by s.partition, s.expires_at_ms
+     limit 1;
+    if not found then
+      return query select v_deleted, null::text;
+      return;
+    end if;
+    continue when v_expires > p_now;
+    -- The rows that others extend just now are left alone.
+    select array_agg(w.row), array_agg(distinct w.segment_id), coalesce(sum(w.byte_length), 0)
+      into v_rows, v_ids, v_bytes
+      from (select x.row, x.segment_id, x.byte_length,
+                   sum(x.byte_length) over (order by x.expires_at_ms, x.row) - x.byte_length as before
+              from (select s.ctid as row, s.segment_id, s.byte_length, s.expires_at_ms
+                      from syncpg.sync_segments as s
+                     where s.partition = v_partition and s.expires_at_ms <= p_now
+                     order by s.expires_at_ms
+                     limit p_limit - v_deleted
+                       for update skip locked) as x) as w
+     where w.before < v_left;
+    continue when v_rows is null;
+    delete from syncpg.sync_segments as s
+     where s.ctid = any (v_rows);
+    perform from syncpg.sync_segment_chunks as c
+      where c.partition = v_partition and c.segment_id = any (v_ids) and c.chunk_index = 0
+      order by c.segment_id
+      for update;
+    delete from syncpg.sync_segment_chunks as c
+     where c.partition = v_partition and c.segment_id = any (v_ids)
+       and (select true from syncpg.sync_segments as s
+             where s.partition = v_partition and s.segment_id = c.segment_id
+             order by s.partition, s.segment_id, s.scope_digest, s.description limit 1) is null;
+    v_deleted := v_deleted + cardinality(v_rows);
+    v_left := v_left - v_bytes;
+    if v_deleted >= p_limit or v_left <= 0 then
+      return query select v_deleted, v_previous;
+      return;
+    end if;
+  end loop;
+  return query select v_deleted, v_partition;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_delete_expired_segments(p_after text, p_now bigint, p_limit integer, p_max_bytes bigint, p_max_partitions integer) IS 'Deletes expired descriptions of segments, and the bytes that none is left of, in the partitions behind p_after: at most p_limit, of about p_max_bytes (at least one), in at most p_max_partitions. next_after is where to go on, null at the end. Locks the descriptions it deletes, past those that others hold, then chunk 0 of their segments, for which it may wait for a put that adds a description.';
+
 CREATE FUNCTION syncpg.sync_enqueue_reactions(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_commit_seqs bigint[], p_keys text[], p_idempotency_keys text[], p_types text[], p_versions integer[], p_payloads text[], p_max_attempts integer[]) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -319,6 +388,29 @@ end
 $$;
 
 COMMENT ON FUNCTION syncpg.sync_find_outcomes(p_partition text, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[]) IS 'The stored outcomes of the commits (p_client_ids[p_commit_clients[i]], p_commit_ids[i]); ord is i. Takes no locks.';
+
+CREATE FUNCTION syncpg.sync_find_segments(p_partition text, p_scope_digest text, p_table_name text, p_log_epoch text, p_media_type smallint, p_schema_version integer, p_now bigint, p_limit integer) RETURNS TABLE(segment_id text, as_of_commit_seq bigint, row_cursor text, next_row_cursor text, row_count bigint, byte_length bigint, expires_at_ms bigint)
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+    select s.segment_id, s.as_of_commit_seq, s.row_cursor, s.next_row_cursor, s.row_count, s.byte_length, s.expires_at_ms
+      from syncpg.sync_segments as s
+     where s.partition = p_partition and s.scope_digest = p_scope_digest and s.table_name = p_table_name
+       and s.log_epoch = p_log_epoch and s.media_type = p_media_type and s.schema_version = p_schema_version
+       and s.expires_at_ms > p_now
+     order by s.as_of_commit_seq desc
+     limit p_limit;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_find_segments(p_partition text, p_scope_digest text, p_table_name text, p_log_epoch text, p_media_type smallint, p_schema_version integer, p_now bigint, p_limit integer) IS 'The segments of a key that have not expired, newest pin first, in no order within a pin. Takes no locks.';
 
 CREATE FUNCTION syncpg.sync_list_due_partitions(p_types text[], p_now bigint, p_after text, p_limit integer) RETURNS TABLE(partition text)
     LANGUAGE plpgsql STABLE
@@ -468,6 +560,45 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_open_partition(p_partition text, p_log_epoch text, p_now bigint) IS 'The log epoch of a partition (§2.1), creating the partition with the proposed epoch when it is new; refreshes last_seen_ms when it is over a minute old. Call it in a transaction of its own: it may turn synchronous_commit off for it. Locks: the registry row, only when it writes.';
 
+CREATE FUNCTION syncpg.sync_open_segment(p_partition text, p_segment_id text, p_scope_digest text, p_log_epoch text, p_now bigint) RETURNS TABLE(known boolean, described boolean, log_epoch text, table_name text, media_type smallint, schema_version integer, as_of_commit_seq bigint, row_cursor text, next_row_cursor text, row_count bigint, byte_length bigint, expires_at_ms bigint, first_chunk bytea)
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET enable_sort TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+    select true, true, s.log_epoch, s.table_name, s.media_type, s.schema_version,
+           s.as_of_commit_seq, s.row_cursor, s.next_row_cursor, s.row_count, s.byte_length, s.expires_at_ms, c.body
+      from syncpg.sync_segments as s
+      join syncpg.sync_segment_chunks as c
+        on c.partition = s.partition and c.segment_id = s.segment_id and c.chunk_index = 0
+     where s.partition = p_partition and s.segment_id = p_segment_id and s.scope_digest = p_scope_digest
+       and s.log_epoch = p_log_epoch and s.expires_at_ms > p_now
+     order by s.partition, s.segment_id, s.scope_digest, s.description
+     limit 1;
+  if found then
+    return;
+  end if;
+  return query
+    select (select true from syncpg.sync_segments as s
+             where s.partition = p_partition and s.segment_id = p_segment_id
+             order by s.partition, s.segment_id, s.scope_digest, s.description limit 1) is not null,
+           (select true from syncpg.sync_segments as s
+             where s.partition = p_partition and s.segment_id = p_segment_id and s.scope_digest = p_scope_digest
+             order by s.partition, s.segment_id, s.scope_digest, s.description limit 1) is not null,
+           null::text, null::text, null::smallint, null::integer,
+           null::bigint, null::text, null::text, null::bigint, null::bigint, null::bigint, null::bytea;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_open_segment(p_partition text, p_segment_id text, p_scope_digest text, p_log_epoch text, p_now bigint) IS 'Finds a segment for a holder of the scopes (§5.5). One row: with the first chunk when it may be read, else with nulls, where known says that the partition has the segment and described that it has it for these scopes: expired, or of another log epoch. Takes no locks.';
+
 CREATE FUNCTION syncpg.sync_prefetch_rows(p_partition text, p_tables text[], p_row_ids text[]) RETURNS TABLE(ord integer, server_version bigint, payload bytea, column_versions bigint[])
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -518,6 +649,42 @@ end
 $$;
 
 COMMENT ON FUNCTION syncpg.sync_prune_reactions(p_partition text, p_completed_before bigint, p_dead_letter_before bigint, p_limit integer) IS 'Deletes up to p_limit finished reactions, oldest first: completed ones finished before p_completed_before, then dead letters that failed before p_dead_letter_before; NULL keeps all of them. Returns how many of each. Meant for READ COMMITTED, as the claim is. Locks: the reactions it deletes; passes over those that others hold.';
+
+CREATE FUNCTION syncpg.sync_put_segment(p_partition text, p_segment_id text, p_scope_digest text, p_description bytea, p_log_epoch text, p_table_name text, p_media_type smallint, p_schema_version integer, p_as_of_commit_seq bigint, p_row_cursor text, p_next_row_cursor text, p_row_count bigint, p_byte_length bigint, p_expires_at bigint, p_first_chunk bytea) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    AS $$
+begin
+  insert into syncpg.sync_segments as s
+    (partition, segment_id, scope_digest, description, log_epoch, table_name, media_type, schema_version,
+     as_of_commit_seq, row_cursor, next_row_cursor, row_count, byte_length, expires_at_ms)
+  values
+    (p_partition, p_segment_id, p_scope_digest, p_description, p_log_epoch, p_table_name, p_media_type, p_schema_version,
+     p_as_of_commit_seq, p_row_cursor, p_next_row_cursor, p_row_count, p_byte_length, p_expires_at)
+  on conflict (partition, segment_id, scope_digest, description) do update
+    set expires_at_ms = greatest(s.expires_at_ms, excluded.expires_at_ms);
+  loop
+    insert into syncpg.sync_segment_chunks (partition, segment_id, chunk_index, body)
+    values (p_partition, p_segment_id, 0, p_first_chunk)
+    on conflict (partition, segment_id, chunk_index) do nothing;
+    if found then
+      return true;
+    end if;
+    -- Who deletes the bytes looks for descriptions while it holds chunk 0: it sees ours,
+    -- or has deleted them when we get here.
+    perform from syncpg.sync_segment_chunks as c
+      where c.partition = p_partition and c.segment_id = p_segment_id and c.chunk_index = 0
+      for key share;
+    if found then
+      return false;
+    end if;
+  end loop;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_put_segment(p_partition text, p_segment_id text, p_scope_digest text, p_description bytea, p_log_epoch text, p_table_name text, p_media_type smallint, p_schema_version integer, p_as_of_commit_seq bigint, p_row_cursor text, p_next_row_cursor text, p_row_count bigint, p_byte_length bigint, p_expires_at bigint, p_first_chunk bytea) IS 'Describes a segment and stores its first chunk (§5.1). True: the bytes are new, and the caller stores the other chunks in the same transaction. False: they were there, only the expiry was moved on. Waits for who stores or deletes the same bytes; locks the description, then chunk 0.';
 
 CREATE FUNCTION syncpg.sync_read_news(p_partitions text[], p_seqs bigint[], p_max_behind bigint, p_max_commits integer, p_commit_bytes bigint, p_max_bytes bigint) RETURNS TABLE(ord integer, commit_seq bigint, created_at_ms bigint, actor_id text, bytes bigint, table_name text, row_id text, op smallint, row_version bigint, scopes text[], payload bytea, max_commit_seq bigint, horizon_seq bigint, log_epoch text, schema_version integer)
     LANGUAGE plpgsql STABLE
@@ -637,6 +804,24 @@ end
 $$;
 
 COMMENT ON FUNCTION syncpg.sync_read_pull_gate(p_partition text, p_client_id text, p_subscriptions_digest bytea) IS 'What a pull has to know before it answers, always one row: the serve gate (epoch, schema version, first projection not activated), newest commit and horizon, and the client''s record, its subscription list compared by SHA-256. Columns of what does not exist are NULL. Takes no locks.';
+
+CREATE FUNCTION syncpg.sync_read_segment_chunk(p_partition text, p_segment_id text, p_chunk_index integer) RETURNS bytea
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    AS $$
+declare
+  v_body bytea;
+begin
+  select c.body into v_body
+    from syncpg.sync_segment_chunks as c
+   where c.partition = p_partition and c.segment_id = p_segment_id and c.chunk_index = p_chunk_index;
+  return v_body;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_read_segment_chunk(p_partition text, p_segment_id text, p_chunk_index integer) IS 'One chunk of a segment, null when it is not there (any more). Takes no locks.';
 
 CREATE FUNCTION syncpg.sync_read_windows(p_partition text, p_tables text[], p_scopes text[], p_cursors bigint[], p_limit integer, p_window_bytes bigint, p_max_bytes bigint) RETURNS TABLE(ord integer, commit_seq bigint, created_at_ms bigint, actor_id text, row_id text, op smallint, row_version bigint, scopes text[], payload bytea)
     LANGUAGE plpgsql STABLE
@@ -1210,29 +1395,37 @@ CREATE TABLE syncpg.sync_schema_meta (
 
 COMMENT ON TABLE syncpg.sync_schema_meta IS 'The installed app schema: version, stored layout (canonical JSON), owned indexes and a digest of the generated functions. One row, under the empty partition, for the whole database.';
 
-CREATE UNLOGGED TABLE syncpg.sync_segments (
+CREATE UNLOGGED TABLE syncpg.sync_segment_chunks (
     partition text NOT NULL COLLATE pg_catalog."C",
     segment_id text NOT NULL COLLATE pg_catalog."C",
     chunk_index integer NOT NULL,
-    log_epoch text NOT NULL,
+    body bytea NOT NULL,
+    CONSTRAINT sync_segment_chunks_body_check CHECK ((octet_length(body) <= 1048576)),
+    CONSTRAINT sync_segment_chunks_chunk_index_check CHECK ((chunk_index >= 0))
+);
+ALTER TABLE ONLY syncpg.sync_segment_chunks ALTER COLUMN body SET STORAGE EXTERNAL;
+
+COMMENT ON TABLE syncpg.sync_segment_chunks IS 'Bytes of the segments in sync_segments, in chunks of 1 MiB and a rest; a segment without bytes has one empty chunk. Chunk 0 is locked for key share by who adds a row to sync_segments, and for update by who deletes the bytes.';
+
+CREATE UNLOGGED TABLE syncpg.sync_segments (
+    partition text NOT NULL COLLATE pg_catalog."C",
+    segment_id text NOT NULL COLLATE pg_catalog."C",
+    scope_digest text NOT NULL COLLATE pg_catalog."C",
+    description bytea NOT NULL,
+    log_epoch text NOT NULL COLLATE pg_catalog."C",
     table_name text NOT NULL COLLATE pg_catalog."C",
     media_type smallint NOT NULL,
     schema_version integer NOT NULL,
-    scope_digest text NOT NULL,
     as_of_commit_seq bigint NOT NULL,
     row_cursor text,
     next_row_cursor text,
     row_count bigint NOT NULL,
     byte_length bigint NOT NULL,
     expires_at_ms bigint NOT NULL,
-    body bytea NOT NULL,
-    CONSTRAINT sync_segments_body_check CHECK ((octet_length(body) <= 1048576)),
-    CONSTRAINT sync_segments_chunk_index_check CHECK ((chunk_index >= 0)),
     CONSTRAINT sync_segments_media_type_check CHECK ((media_type = ANY (ARRAY[1, 2])))
 );
-ALTER TABLE ONLY syncpg.sync_segments ALTER COLUMN body SET STORAGE EXTERNAL;
 
-COMMENT ON TABLE syncpg.sync_segments IS 'Bootstrap segments of the Postgres segment store (§5.1), cut into chunks of at most 1 MiB. A cache: unlogged, lost in a crash, rebuilt on demand.';
+COMMENT ON TABLE syncpg.sync_segments IS 'Bootstrap segments of the Postgres segment store (§5.1): what each was built for, and until when it is served. The same bytes may stand here several times; description is the hash of everything that tells two rows apart beside the key. A cache: unlogged, lost in a crash, rebuilt on demand.';
 
 CREATE TABLE syncpg.sync_tombstones (
     partition text NOT NULL COLLATE pg_catalog."C",
@@ -1296,8 +1489,11 @@ ALTER TABLE ONLY syncpg.sync_reactions
 ALTER TABLE ONLY syncpg.sync_schema_meta
     ADD CONSTRAINT sync_schema_meta_pkey PRIMARY KEY (partition);
 
+ALTER TABLE ONLY syncpg.sync_segment_chunks
+    ADD CONSTRAINT sync_segment_chunks_pkey PRIMARY KEY (partition, segment_id, chunk_index);
+
 ALTER TABLE ONLY syncpg.sync_segments
-    ADD CONSTRAINT sync_segments_pkey PRIMARY KEY (partition, segment_id, chunk_index);
+    ADD CONSTRAINT sync_segments_pkey PRIMARY KEY (partition, segment_id, scope_digest, description);
 
 ALTER TABLE ONLY syncpg.sync_tombstones
     ADD CONSTRAINT sync_tombstones_pkey PRIMARY KEY (partition, table_name, row_id);
@@ -1306,6 +1502,10 @@ ALTER TABLE ONLY syncpg.sync_writer_fence
     ADD CONSTRAINT sync_writer_fence_pkey PRIMARY KEY (partition);
 
 CREATE INDEX sync_blob_refs_by_blob ON syncpg.sync_blob_refs USING btree (partition, blob_id, table_name, row_id);
+
+CREATE INDEX sync_ix_segments_expiry ON syncpg.sync_segments USING btree (partition, expires_at_ms);
+
+CREATE INDEX sync_ix_segments_key ON syncpg.sync_segments USING btree (partition, scope_digest, table_name, as_of_commit_seq);
 
 CREATE INDEX sync_reactions_due ON syncpg.sync_reactions USING btree (partition, reaction_type, due_at_ms) WHERE (due_at_ms IS NOT NULL);
 
@@ -1323,6 +1523,8 @@ REVOKE ALL ON FUNCTION syncpg.sync_check_writer_fence() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_claim_reactions(p_partition text, p_types text[], p_owner text, p_now bigint, p_lease_until bigint, p_limit integer) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION syncpg.sync_delete_expired_segments(p_after text, p_now bigint, p_limit integer, p_max_bytes bigint, p_max_partitions integer) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION syncpg.sync_enqueue_reactions(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_commit_seqs bigint[], p_keys text[], p_idempotency_keys text[], p_types text[], p_versions integer[], p_payloads text[], p_max_attempts integer[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_extend_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_owner text, p_lease_until bigint) FROM PUBLIC;
@@ -1330,6 +1532,8 @@ REVOKE ALL ON FUNCTION syncpg.sync_extend_reaction(p_partition text, p_client_id
 REVOKE ALL ON FUNCTION syncpg.sync_find_news(p_partitions text[], p_seqs bigint[], p_epochs text[], p_schema_version integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_find_outcomes(p_partition text, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_find_segments(p_partition text, p_scope_digest text, p_table_name text, p_log_epoch text, p_media_type smallint, p_schema_version integer, p_now bigint, p_limit integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_list_due_partitions(p_types text[], p_now bigint, p_after text, p_limit integer) FROM PUBLIC;
 
@@ -1341,13 +1545,19 @@ REVOKE ALL ON FUNCTION syncpg.sync_lock_tables(p_tables text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_open_partition(p_partition text, p_log_epoch text, p_now bigint) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION syncpg.sync_open_segment(p_partition text, p_segment_id text, p_scope_digest text, p_log_epoch text, p_now bigint) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION syncpg.sync_prefetch_rows(p_partition text, p_tables text[], p_row_ids text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_prune_reactions(p_partition text, p_completed_before bigint, p_dead_letter_before bigint, p_limit integer) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION syncpg.sync_put_segment(p_partition text, p_segment_id text, p_scope_digest text, p_description bytea, p_log_epoch text, p_table_name text, p_media_type smallint, p_schema_version integer, p_as_of_commit_seq bigint, p_row_cursor text, p_next_row_cursor text, p_row_count bigint, p_byte_length bigint, p_expires_at bigint, p_first_chunk bytea) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION syncpg.sync_read_news(p_partitions text[], p_seqs bigint[], p_max_behind bigint, p_max_commits integer, p_commit_bytes bigint, p_max_bytes bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_read_pull_gate(p_partition text, p_client_id text, p_subscriptions_digest bytea) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_read_segment_chunk(p_partition text, p_segment_id text, p_chunk_index integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_read_windows(p_partition text, p_tables text[], p_scopes text[], p_cursors bigint[], p_limit integer, p_window_bytes bigint, p_max_bytes bigint) FROM PUBLIC;
 
