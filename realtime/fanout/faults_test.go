@@ -146,8 +146,9 @@ func TestTheServerIsRestarted(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	dir := t.TempDir()
-	require.NoError(t, os.Chmod(dir, 0o711))               //nolint:gosec // the account of the server passes through
-	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o711)) //nolint:gosec // likewise
+	// The account of the server passes through.
+	require.NoError(t, os.Chmod(dir, 0o711))
+	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o711))
 	opts := devpg.Options{DataDir: filepath.Join(dir, "cluster")}
 	server, err := devpg.Start(ctx, opts)
 	require.NoError(t, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -70,8 +71,8 @@ func TestADocumentIsLargerThanANotification(t *testing.T) {
 	b.listening(t, 2)
 	want := map[string]string{}
 	for i := range 100 {
-		doc := `{"text":"` + strings.Repeat("日本語 \\u0000 \\ud800 \U0001f600", 300) + `","n":` + fmt.Sprint(i) + `}`
-		client := fmt.Sprint(i)
+		doc := `{"text":"` + strings.Repeat("日本語 \\u0000 \\ud800 \U0001f600", 300) + `","n":` + strconv.Itoa(i) + `}`
+		client := strconv.Itoa(i)
 		want["team:red/"+client] = doc
 		a.PublishPresence(key("team:red", client), []byte(doc))
 	}
