@@ -35,8 +35,8 @@ func TestHorizonForcesABootstrap(t *testing.T) {
 	cfg.Clock = func() time.Time { return time.UnixMilli(now.Load()) }
 	f.serve(t, db.Pool, cfg)
 	const partition, day = "pruned", 24 * 3_600_000
-	for _, wire := range []ssp2.WireVersion{ssp2.WireV1, ssp2.WireV2, ssp2.WireV3} {
-		t.Run(fmt.Sprint("wire version ", wire), func(t *testing.T) { //nolint:paralleltest // they share a clock
+	for _, wire := range []ssp2.WireVersion{ssp2.WireV1, ssp2.WireV2, ssp2.WireV3} { //nolint:paralleltest // they share a clock
+		t.Run(fmt.Sprint("wire version ", wire), func(t *testing.T) {
 			partition := fmt.Sprint(partition, wire)
 			writer := newRestoredDevice(t, s, f.url, partition, "writer", wire)
 			absent := newRestoredDevice(t, s, f.url, partition, "absent", wire)
