@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/syncpg/syncpg/internal/pgtest"
@@ -497,5 +499,73 @@ func TestRoundTripsOfReferences(t *testing.T) {
 		requireApplied(t, result)
 		require.Zero(t, b.counter.PrepareRoundTrips(), tc.name)
 		require.Equal(t, tc.trips, b.counter.RoundTrips(), "%s: %v", tc.name, b.counter.Statements())
+	}
+}
+
+// TestMoreChildrenThanATransactionReads: deletes whose children are too large together
+// get transactions of their own, and one that is so alone is rejected for good.
+func TestMoreChildrenThanATransactionReads(t *testing.T) {
+	t.Parallel()
+	b := referring(t)
+	c := b.client(t, ssp2.WireV2)
+	big := strings.Repeat("x", 40_000)
+	for _, list := range []string{"l", "m"} {
+		requireApplied(t, c.push(t, c.row(t, "lists", list), c.row(t, "items", list+"1", "list", list, "title", big), c.row(t, "items", list+"2", "list", list, "title", big)))
+	}
+	requireApplied(t, c.push(t, c.row(t, "items", "l3", "list", "l", "title", big)))
+	b.AdmitAtMost(100_000)
+	commits := []ssp2.PushCommit{
+		c.commit(c.row(t, "items", "m3", "list", "m")), c.commit(c.row(t, "lists", "n"), remove("lists", "l")), c.commit(remove("lists", "m")),
+	}
+	results := c.send(t, commits...)
+	requireApplied(t, results[0], results[2])
+	requireRejected(t, results[1], 1, ssp2.CodeConstraintViolation)
+	require.NotNil(t, c.stored(t, "items", "l1"))
+	require.Nil(t, c.stored(t, "items", "m3"))
+	require.Equal(t, results[1], c.send(t, commits[1])[0], "on every replay")
+	requireApplied(t, c.push(t, remove("items", "l3")), c.push(t, remove("lists", "l")))
+	requireSoundLog(t, b)
+}
+
+// TestReferencesInExecModes: whatever way the owner of the pool lets pgx run statements,
+// references come to the same, also behind a commit that has to be taken back.
+func TestReferencesInExecModes(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			b := referring(t, func(o *pgtest.Options, cfg *pushsvc.Config) {
+				o.MaxConns = 1
+				o.Configure = func(cfg *pgxpool.Config) { cfg.ConnConfig.DefaultQueryExecMode = mode }
+				cfg.ValidateCommit = func(ctx context.Context, c *pushsvc.Candidate) error {
+					if c.Operations[0].RowID != "refused" {
+						return nil
+					}
+					if rows, err := c.ScanRows(ctx, pushsvc.ScopeScan{Table: "lists", Scopes: map[string][]string{"project_id": {"pr1"}}}); err != nil || len(rows) == 0 {
+						return fmt.Errorf("scanning: %v, %w", rows, err)
+					}
+					return pushsvc.Reject("app.no", "", nil)
+				}
+			})
+			c := b.client(t, ssp2.WireV2)
+			for round := range 2 {
+				l, i, j := fmt.Sprint(`l"\'ü`, round), fmt.Sprint("i", round), fmt.Sprint("j", round)
+				results := c.send(t,
+					c.commit(c.row(t, "lists", l), c.row(t, "items", i, "list", l), c.row(t, "pins", "p", "list", l)),
+					c.commit(c.row(t, "lists", "refused"), c.row(t, "items", j, "list", l)),
+					c.commit(remove("lists", l)),
+					c.commit(c.row(t, "items", j, "list", l)))
+				requireApplied(t, results[0], results[2])
+				require.Equal(t, "app.no", results[1].Results[0].Code)
+				requireRejected(t, results[3], 0, ssp2.CodeReferenceViolation)
+				require.Equal(t, fmt.Sprintf(`{"fieldPaths":["list"],"reason":"missing_parent","references":{"parent":"lists","row":%s}}`, strconv.Quote(l)),
+					scalar[string](t, b, `select details::jsonb #>> '{0,details}' from syncpg.sync_push_results where details like '%missing%' order by recorded_at_ms, client_commit_id desc limit 1`))
+				require.Nil(t, c.stored(t, "items", i))
+				require.Nil(t, c.stored(t, "items", j))
+			}
+			requireSoundLog(t, b)
+		})
 	}
 }
