@@ -63,6 +63,9 @@ func functions(s *schema.Schema, appSchema string) []function {
 		if t.Materialize {
 			all = append(all, encodeRow(t, appSchema))
 		}
+		for i := range t.Scopes {
+			all = append(all, streamRows(t, i, appSchema))
+		}
 	}
 	return all
 }
