@@ -23,6 +23,7 @@ var functions = map[string]string{
 	"sync_append_commits":      "volatile",
 	"sync_check_writer_fence":  "volatile",
 	"sync_claim_reactions":     "volatile",
+	"sync_count_changes":       "stable",
 	"sync_enqueue_reactions":   "volatile",
 	"sync_extend_reaction":     "volatile",
 	"sync_find_news":           "stable",

@@ -65,11 +65,12 @@ func (p *Pull) read(ctx context.Context, subs []*subscription) error {
 		case sub.answered || sub.scopes == "":
 		case sub.mode == modeWindow:
 			w.windows = append(w.windows, sub)
-		case sub.mode == modeBootstrap:
+		case sub.mode == modeBootstrap && p.wants(sub):
 			p.begin(sub)
 			w.pages = append(w.pages, pageTask{sub: sub})
 		}
 	}
+	defer p.settle(subs)
 	return p.flush(ctx, w, func() error {
 		bootstraps := false
 		for _, sub := range subs {
@@ -86,6 +87,25 @@ func (p *Pull) read(ctx context.Context, subs []*subscription) error {
 		}
 		return nil
 	})
+}
+
+// wants says whether the first page of a bootstrap is to be read along with all the rest,
+// because nobody else does and nothing is known of its scope.
+func (p *Pull) wants(sub *subscription) bool {
+	if !p.shares() {
+		return true
+	}
+	if sub.resume != nil {
+		sub.shared = true
+		return false
+	}
+	pr, lead, _ := p.s.shared.first(p.probeKey(sub))
+	if lead {
+		sub.leads = pr
+		return true
+	}
+	sub.shared, sub.follows = true, pr
+	return false
 }
 
 // begin makes the scan of a bootstrap, where it does not go on from an earlier one.
@@ -284,6 +304,8 @@ func (p *Pull) classify(ctx context.Context, sub *subscription) error {
 		return p.finish(sub, cursor)
 	case sub.mode == modeWindow && (sub.scopes == "" || cursor == p.gate.MaxCommitSeq):
 		return p.finish(sub, p.gate.MaxCommitSeq)
+	case sub.mode == modeBootstrap && sub.shared:
+		sub.answered = true
 	case sub.mode == modeBootstrap && sub.scopes == "":
 		p.begin(sub)
 		sub.answered = true

@@ -226,6 +226,47 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_claim_reactions(p_partition text, p_types text[], p_owner text, p_now bigint, p_lease_until bigint, p_limit integer) IS 'Leases up to p_limit reactions of the types to p_owner until p_lease_until and counts the attempt: pending ones that are due and leased ones whose lease has expired at p_now. Oldest first within a type; the type with the oldest comes first. Meant for READ COMMITTED; other levels fail (40001) where this one passes over. Locks: the reactions it returns; never waits for one.';
 
+CREATE FUNCTION syncpg.sync_count_changes(p_partition text, p_table text, p_scopes text, p_from bigint, p_limit integer) RETURNS bigint
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+declare
+  v_scopes jsonb := p_scopes::jsonb;
+  v_driver text;
+begin
+  select min(s.variable collate "C") into v_driver from jsonb_object_keys(v_scopes) as s(variable);
+  return (
+    select coalesce(sum(k.change_count), 0)
+      from (
+        select x.commit_seq
+          from jsonb_array_elements_text(v_scopes -> v_driver) as s(value)
+          cross join lateral (
+            select y.commit_seq
+              from syncpg.sync_change_scopes as y
+             where y.partition = p_partition and y.table_name = p_table and y.scope_key = v_driver || '=' || s.value
+               and y.commit_seq > p_from
+             order by y.commit_seq
+             limit p_limit + 1
+          ) as x
+         limit p_limit + 1
+      ) as x
+      cross join lateral (
+        select z.change_count from syncpg.sync_commits as z
+         where z.partition = p_partition and z.commit_seq = x.commit_seq
+         limit 1
+      ) as k);
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_count_changes(p_partition text, p_table text, p_scopes text, p_from bigint, p_limit integer) IS 'At most how many changes a window of p_table and p_scopes (a JSON object of variable to values) would have to hold after p_from: those of all commits that the values of the first variable name, each value by itself. Exact enough up to p_limit, behind which it stops counting commits. Takes no locks.';
+
 CREATE FUNCTION syncpg.sync_enqueue_reactions(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_commit_seqs bigint[], p_keys text[], p_idempotency_keys text[], p_types text[], p_versions integer[], p_payloads text[], p_max_attempts integer[]) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1322,6 +1363,8 @@ REVOKE ALL ON FUNCTION syncpg.sync_append_commits(p_partition text, p_base_seq b
 REVOKE ALL ON FUNCTION syncpg.sync_check_writer_fence() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_claim_reactions(p_partition text, p_types text[], p_owner text, p_now bigint, p_lease_until bigint, p_limit integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_count_changes(p_partition text, p_table text, p_scopes text, p_from bigint, p_limit integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_enqueue_reactions(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_commit_seqs bigint[], p_keys text[], p_idempotency_keys text[], p_types text[], p_versions integer[], p_payloads text[], p_max_attempts integer[]) FROM PUBLIC;
 
