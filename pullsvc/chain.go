@@ -599,10 +599,11 @@ func (p *Pull) attachTo(ctx context.Context, sub *subscription, key chainKey) er
 				p.drop(sub.chain) // what was begun is not needed
 			}
 			p.use(sub, c)
+			return nil
 		}
 		break // older ones serve less
 	}
-	if sub.chain == nil {
+	if sub.chain == nil || sub.chain.key != key {
 		p.use(sub, p.s.shared.begin(p.s, key, sub, p.least(0)))
 	}
 	return nil
@@ -657,8 +658,9 @@ func (p *Pull) sendShared(ctx context.Context, out *pieces, sub *subscription) (
 		p.s.log.WarnContext(ctx, "a bootstrap does without stored segments", "table", sub.table.Name, "error", err)
 		sub.chain = nil
 	}
-	c, first := sub.chain, true
-	for i := sub.from; c != nil; i++ {
+	first := true
+	for i := sub.from; sub.chain != nil; i++ {
+		c := sub.chain
 		if err := out.flush(); err != nil {
 			return false, err
 		}
@@ -668,6 +670,13 @@ func (p *Pull) sendShared(ctx context.Context, out *pieces, sub *subscription) (
 			return false, err
 		case err != nil:
 			p.s.log.WarnContext(ctx, "a bootstrap goes on without its segments", "table", sub.table.Name, "error", err)
+			if first && c.key.MediaType == ssp2.MediaSQLite && p.s.shared.isUnfit(c.key) {
+				if err := p.attachTo(ctx, sub, p.chainKey(sub, ssp2.MediaRows)); err != nil {
+					return false, err
+				}
+				i--
+				continue
+			}
 		}
 		if !ok || first && sub.resume == nil && m.AsOfCommitSeq < p.least(0) {
 			break

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"math"
 
 	"github.com/jackc/pgx/v5"
 
@@ -54,6 +56,8 @@ type work struct {
 	// rows and bytes bound each of the pages.
 	rows, bytes int64
 	stream      *subscription // to go on with
+	// all takes all rows of the stream, instead of its scan.
+	all func(iter.Seq2[ssp2.SegmentRow, error]) error
 }
 
 // read reads gate and log in one round trip, and answers those of subs that are
@@ -181,6 +185,9 @@ func (p *Pull) flush(ctx context.Context, w work, classify func() error) error {
 		}
 		var most int64
 		asked, most = sc.ask(w.stream.pages)
+		if w.all != nil {
+			asked, most = math.MaxInt32, math.MaxInt32
+		}
 		queue(pinPlans)
 		sc.queueStream(queue, p.req.Partition, asked, most)
 	}
@@ -211,7 +218,7 @@ func (p *Pull) flush(ctx context.Context, w work, classify func() error) error {
 		if _, err := results.Exec(); err != nil {
 			return fmt.Errorf("pinning plans: %w", err)
 		}
-		if err := w.stream.scan.readStream(results, asked); err != nil {
+		if err := w.readStream(results, asked); err != nil {
 			return err
 		}
 	}
@@ -219,6 +226,18 @@ func (p *Pull) flush(ctx context.Context, w work, classify func() error) error {
 		return fmt.Errorf("ending: %w", err)
 	}
 	return nil
+}
+
+func (w *work) readStream(results pgx.BatchResults, asked int64) error {
+	rows, err := results.Query()
+	if err != nil {
+		return fmt.Errorf("reading rows: %w", err)
+	}
+	defer rows.Close()
+	if w.all != nil {
+		return w.all(segmentRows(rows))
+	}
+	return w.stream.scan.readStream(rows, asked)
 }
 
 // unscoped names the failure that a scan without a scope is (SEMANTICS §3).
