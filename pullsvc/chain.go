@@ -137,11 +137,15 @@ func (sh *shared) join(s *Service, key chainKey, sub *subscription, pages []segm
 	c := sh.pinned[key][pin]
 	if c == nil {
 		c = s.newChain(key, sub)
-		c.pages, c.pin, c.complete = pages, pin, complete
+		c.pin = pin
+		sh.pin(c)
+	}
+	if c.running == nil && len(c.pages) < len(pages) {
+		c.pages, c.complete, c.scan = pages, complete, nil
 		if end := pages[len(pages)-1].NextRowCursor; end != nil {
 			c.at, _ = parseCursor(*end)
 		}
-		sh.pin(c)
+		c.tell()
 	}
 	c.users++
 	return c
@@ -504,7 +508,8 @@ func (p *Pull) settle(subs []*subscription) {
 		if sub.answered && sub.mode == modeBootstrap && sub.resume == nil && p.LogEpoch == key.LogEpoch {
 			pr.pin, pr.epoch = sub.pin, p.LogEpoch
 			if sc := sub.scan; sc.ended && len(sc.pages) == 1 {
-				pr.page = sc.pages[0]
+				pg := *sc.pages[0] // the scan ends with it, and leaves its memory alone
+				pr.page = &pg
 			} else {
 				pr.large = true
 				sub.shared, sub.scan = true, nil
