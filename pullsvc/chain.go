@@ -747,5 +747,5 @@ func (p *Pull) inline(ctx context.Context, m segment.Meta) ([]byte, error) {
 	if segment.ID(frame[at:]) != m.ID {
 		return nil, errors.New("a stored segment is not what its id says")
 	}
-	return ssp2.EndFrame(frame, mark) //nolint:wrapcheck // cannot happen: it was a frame before
+	return ssp2.EndFrame(frame, mark)
 }

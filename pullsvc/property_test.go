@@ -98,9 +98,13 @@ func TestReplicasConverge(t *testing.T) {
 	postgres, err := segment.NewPostgres(b.db.Pool, segment.PostgresConfig{})
 	require.NoError(t, err)
 	configs := []pullsvc.Config{
-		{BufferBytes: 1}, {BufferBytes: 400}, {},
-		{Segments: memory, InlineSegmentMaxBytes: -1}, {Segments: memory, BufferBytes: 150},
-		{Segments: postgres, InlineSegmentMaxBytes: 100}, {Segments: postgres, InlineSegmentMaxBytes: -1},
+		{BufferBytes: 1},
+		{BufferBytes: 400},
+		{},
+		{Segments: memory, InlineSegmentMaxBytes: -1},
+		{Segments: memory, BufferBytes: 150},
+		{Segments: postgres, InlineSegmentMaxBytes: 100},
+		{Segments: postgres, InlineSegmentMaxBytes: -1},
 	}
 	services := make([]*instance, len(configs))
 	start := func(i int) {
