@@ -338,7 +338,8 @@ func TestDelivery(t *testing.T) {
 		{"both bits, nothing is small enough", inline | external, true, -1, "ee"},
 		{"inline only: whatever the size", inline, true, -1, "ii"},
 		{"external only: whatever the size", external, true, 1 << 20, "ee"},
-		{"more bits change nothing", inline | external | ssp2.AcceptSQLite | ssp2.AcceptSignedURLs, true, 1000, "ei"},
+		{"signed URLs change nothing where nobody issues them", inline | external | ssp2.AcceptSignedURLs, true, 1000, "ei"},
+		{"images are for tables that are larger than a page", inline | external | ssp2.AcceptSQLite, true, 1000, "e"},
 		{"both bits, no store", inline | external, false, -1, "ii"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -355,6 +356,10 @@ func TestDelivery(t *testing.T) {
 			got := (&bundle{Service: s}).pull(t, req)[0]
 			require.Len(t, got.Segments, strings.Count(tc.want, "i"))
 			require.Len(t, got.Refs, strings.Count(tc.want, "e"))
+			if tc.accept&ssp2.AcceptSQLite != 0 {
+				require.Equal(t, ssp2.MediaSQLite, got.Refs[0].MediaType)
+				return
+			}
 			for _, ref := range got.Refs {
 				require.Contains(t, kept.kept, ref.SegmentID)
 				k := kept.kept[ref.SegmentID]
