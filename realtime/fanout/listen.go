@@ -44,6 +44,7 @@ func (f *Fanout) listenOnce(ctx context.Context) (connected bool, err error) {
 		defer cancel()
 		_ = conn.Close(ctx)
 	}()
+	f.log.InfoContext(ctx, "listening for notifications")
 	// What was committed while nobody listened is found by looking once.
 	f.Look()
 	f.presence.connected()
