@@ -3,6 +3,7 @@ package fanout_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"log/slog"
 	"slices"
 	"strings"
@@ -345,6 +346,46 @@ func TestAThousandPartitionsAreOneQuery(t *testing.T) {
 	}
 	require.Equal(t, 1, count("RealtimeFindNews"), sent)
 	require.LessOrEqual(t, count("RealtimeReadNews"), 2, "one for all, unless a reader came in between")
+}
+
+// TestCommitsShareANotification: what is committed while the sender waits is one statement.
+func TestCommitsShareANotification(t *testing.T) {
+	t.Parallel()
+	var counter pgtest.Counter
+	b := &bundle{db: pgtest.New(t, pgtest.Options{Counter: &counter})}
+	a := b.make(t, pollOnly)
+	coalesced := a.WithCoalescing()
+	require.NoError(t, a.Start(t.Context()))
+	t.Cleanup(func() { a.stop(t) })
+	conn, err := pgx.Connect(t.Context(), b.db.DSN)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	_, err = conn.Exec(t.Context(), `listen syncpg`)
+	require.NoError(t, err)
+	next := func() string {
+		n, err := conn.WaitForNotification(t.Context())
+		require.NoError(t, err)
+		return n.Payload
+	}
+	a.Committed("p", 1)
+	require.Equal(t, `c[["p",1]]`, next(), "at once")
+	for seq := range int64(1000) {
+		a.Committed("p", seq+2)
+		a.Committed("q", seq+2)
+	}
+	a.Committed("q", 7)
+	tick(t, coalesced)
+	var pairs [][]any
+	require.NoError(t, json.Unmarshal([]byte(strings.TrimPrefix(next(), "c")), &pairs))
+	require.ElementsMatch(t, [][]any{{"p", 1001.0}, {"q", 1001.0}}, pairs, "the newest of each")
+	tick(t, coalesced)
+	var sent int
+	for _, s := range counter.Statements() {
+		if strings.Contains(s, "pg_notify") {
+			sent++
+		}
+	}
+	require.Equal(t, 2, sent)
 }
 
 func TestStopAndStartAgain(t *testing.T) {
