@@ -95,14 +95,14 @@ func TestCompactionChangesNoReplica(t *testing.T) {
 			req.Partition = full
 			for _, c := range b.pull(t, req)[0].Commits {
 				if c.CommitSeq <= cursor {
-					r.apply(rt, b, []ssp2.Frame{&c})
+					r.apply(rt, b, nil, []ssp2.Frame{&c})
 				}
 			}
 			r.sub.Cursor = cursor
 			b.partition = short
 			for rounds := 0; r.sub.Cursor < b.seq; rounds++ {
 				require.Less(rt, rounds, 100)
-				pullInto(t, rt, b, service, []*replica{r}, ssp2.PullHeader{Accept: 3, LimitCommits: rapid.Int32Range(1, 6).Draw(rt, "limit")}, -1)
+				pullInto(t, rt, b, &instance{Service: service}, []*replica{r}, ssp2.PullHeader{Accept: 3, LimitCommits: rapid.Int32Range(1, 6).Draw(rt, "limit")}, -1)
 				require.GreaterOrEqual(rt, r.sub.Cursor, horizon, "no reset")
 				if rapid.IntRange(0, 2).Draw(rt, "compact") == 0 {
 					compact()
