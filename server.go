@@ -19,9 +19,9 @@ import (
 	"github.com/syncpg/syncpg/schemaddl"
 )
 
-// Server is one sync server over one database. It is safe for concurrent use,
-// starts no goroutine of its own and needs no closing; any number of them, in any
-// number of processes, may serve the same database.
+// Server is one sync server over one database. It is safe for concurrent use; any
+// number of them, in any number of processes, may serve the same database. It runs
+// nothing of its own before [Server.Start].
 type Server struct {
 	pool    *pgxpool.Pool
 	schema  *Schema
@@ -30,6 +30,7 @@ type Server struct {
 	push    *pushsvc.Service
 	pull    *pullsvc.Service
 	handler http.Handler
+	life    lifecycle
 
 	newer sync.Once // the warning that the database is ahead
 }

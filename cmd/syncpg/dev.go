@@ -92,6 +92,10 @@ func (c *devCmd) Run(ctx context.Context, p *program) (err error) {
 	if err != nil {
 		return fmt.Errorf("make the server: %w", err)
 	}
+	if err := server.Start(ctx); err != nil {
+		return err
+	}
+	defer c.stop(ctx, p, server)
 	if err := c.announce(p, l, o, pg, s, name); err != nil {
 		return err
 	}

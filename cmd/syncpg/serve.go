@@ -92,6 +92,10 @@ func (c *serveCmd) Run(ctx context.Context, p *program) error {
 	if err != nil {
 		return err
 	}
+	if err := server.Start(ctx); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	defer c.stop(ctx, p, server)
 	serving := []any{
 		"url", "http://" + l.Addr().String(), "schema", name, "version", s.Version,
 		"database", config.Target(&pool.Config().ConnConfig.Config),
@@ -265,6 +269,15 @@ func (f listenFlags) serve(ctx context.Context, p *program, l net.Listener, h ht
 		return fmt.Errorf("stop serving: %w", err)
 	}
 	return nil
+}
+
+// stop ends what a server runs besides requests, once these are over.
+func (f listenFlags) stop(ctx context.Context, p *program, server *syncpg.Server) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.ShutdownTimeout)
+	defer cancel()
+	if err := server.Stop(ctx); err != nil {
+		p.log.Warn("stopping", "error", err)
+	}
 }
 
 // notReady tells why a server does not start, and what to run.
