@@ -5,86 +5,64 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 )
 
-// part is something of a server that runs besides requests.
-type part struct {
-	name  string
-	start func(ctx context.Context) error // nil: nothing to start; ctx bounds the start alone
-	stop  func(ctx context.Context) error // nil: nothing to stop; waits for what it started
+// ErrStarted says that a server is started already.
+var ErrStarted = errors.New("syncpg: the server is started already")
+
+// background is work of a server that no request waits for.
+type background interface {
+	// Start begins the work and returns. The work lasts until Stop: the end of ctx ends
+	// the starting only.
+	Start(ctx context.Context) error
+	// Stop ends the work and returns when it has ended, or with an error when ctx ends
+	// first. It may be called more than once, and before Start.
+	Stop(ctx context.Context) error
 }
 
-// lifecycle starts the parts of a server in order and stops them in reverse.
-type lifecycle struct {
-	parts []part // fixed by New
-
-	mu      sync.Mutex
-	state   lifecycleState
-	running []part
-}
-
-type lifecycleState int
-
-const (
-	notStarted lifecycleState = iota
-	started
-	stopped
-)
-
-// ErrStarted is what [Server.Start] returns when it was called before: a server starts
-// once, and not again after [Server.Stop].
-var ErrStarted = errors.New("syncpg: the server was started before")
-
-// Start starts what runs besides requests. ctx bounds the start, not what was started:
-// that ends with [Server.Stop]. When a part fails, those that were started before it are
-// stopped again. A server that is not started answers requests over HTTP all the same.
-func (s *Server) Start(ctx context.Context) error { return s.life.start(ctx) }
-
-// Stop stops what [Server.Start] started, the last part first, and returns when nothing
-// of it runs any more. When ctx ends before, what is left is cut off, and the error says
-// so. Call it when the http.Server has shut down; afterwards the pool may be closed. It
-// does nothing when the server is not started or already stopped.
-func (s *Server) Stop(ctx context.Context) error { return s.life.stop(ctx) }
-
-func (l *lifecycle) start(ctx context.Context) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.state != notStarted {
+// Start begins the work of a server that no request asks for, such as pruning on a
+// schedule. A server answers requests without it, and only those. What it starts lasts
+// until [Server.Stop]; the end of ctx ends the starting only. When a part does not start,
+// those that did are stopped again. The error is [ErrStarted] when it is called twice.
+func (s *Server) Start(ctx context.Context) error {
+	s.lifecycle.Lock()
+	defer s.lifecycle.Unlock()
+	if s.started {
 		return ErrStarted
 	}
-	l.state = started
-	for _, p := range l.parts {
-		if p.start != nil {
-			if err := p.start(ctx); err != nil {
-				err = fmt.Errorf("syncpg: start %s: %w", p.name, err)
-				return errors.Join(err, l.stopRunning(context.WithoutCancel(ctx)))
-			}
+	for i, b := range s.background {
+		if err := b.Start(ctx); err != nil {
+			return errors.Join(fmt.Errorf("syncpg: start: %w", err), stopAll(context.WithoutCancel(ctx), s.background[:i]))
 		}
-		l.running = append(l.running, p)
 	}
+	s.started = true
 	return nil
 }
 
-func (l *lifecycle) stop(ctx context.Context) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.state == started {
-		l.state = stopped
+// Stop ends what [Server.Start] began, in reverse order, and waits for its end, but no
+// longer than ctx. Requests are the host's to end first: it shuts its HTTP server down and
+// then stops this one. Stopping a server that is not started does nothing; a stopped one
+// may be started again.
+func (s *Server) Stop(ctx context.Context) error {
+	s.lifecycle.Lock()
+	defer s.lifecycle.Unlock()
+	if !s.started {
+		return nil
 	}
-	return l.stopRunning(ctx)
+	if err := stopAll(ctx, s.background); err != nil {
+		return err
+	}
+	s.started = false
+	return nil
 }
 
-func (l *lifecycle) stopRunning(ctx context.Context) error {
+// stopAll stops every part, whatever becomes of the others.
+func stopAll(ctx context.Context, parts []background) error {
 	var errs []error
-	for _, p := range slices.Backward(l.running) {
-		if p.stop == nil {
-			continue
-		}
-		if err := p.stop(ctx); err != nil {
-			errs = append(errs, fmt.Errorf("syncpg: stop %s: %w", p.name, err))
+	for _, b := range slices.Backward(parts) {
+		if err := b.Stop(ctx); err != nil {
+			errs = append(errs, fmt.Errorf("syncpg: stop: %w", err))
 		}
 	}
-	l.running = nil
 	return errors.Join(errs...)
 }

@@ -8,51 +8,58 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// recorded is a part that writes down what happens to it.
-func recorded(trace *[]string, name string, startErr, stopErr error) part {
-	return part{
-		name:  name,
-		start: func(context.Context) error { *trace = append(*trace, "start "+name); return startErr },
-		stop:  func(context.Context) error { *trace = append(*trace, "stop "+name); return stopErr },
+// part is background work that notes what is asked of it.
+type part struct {
+	name              string
+	calls             *[]string
+	startErr, stopErr error
+}
+
+func (p *part) Start(context.Context) error {
+	*p.calls = append(*p.calls, "start "+p.name)
+	return p.startErr
+}
+
+func (p *part) Stop(ctx context.Context) error {
+	*p.calls = append(*p.calls, "stop "+p.name)
+	return errors.Join(p.stopErr, ctx.Err())
+}
+
+func TestStartAndStop(t *testing.T) {
+	t.Parallel()
+	failed := errors.New("failed")
+	var calls []string
+	took := func() []string {
+		taken := calls
+		calls = nil
+		return taken
 	}
-}
+	a, b := &part{name: "a", calls: &calls}, &part{name: "b", calls: &calls}
+	s := &Server{background: []background{a, b}}
 
-func TestPartsStopInReverse(t *testing.T) {
-	t.Parallel()
-	var trace []string
-	s := &Server{life: lifecycle{parts: []part{recorded(&trace, "a", nil, nil), {name: "idle"}, recorded(&trace, "b", nil, nil)}}}
-	require.NoError(t, s.Stop(t.Context()), "not started")
+	require.NoError(t, s.Stop(t.Context()), "before Start")
+	require.Empty(t, took())
 	require.NoError(t, s.Start(t.Context()))
+	require.Equal(t, []string{"start a", "start b"}, took())
 	require.ErrorIs(t, s.Start(t.Context()), ErrStarted)
+	require.Empty(t, took())
 	require.NoError(t, s.Stop(t.Context()))
-	require.NoError(t, s.Stop(t.Context()))
-	require.ErrorIs(t, s.Start(t.Context()), ErrStarted)
-	require.Equal(t, []string{"start a", "start b", "stop b", "stop a"}, trace)
-}
+	require.Equal(t, []string{"stop b", "stop a"}, took())
+	require.NoError(t, s.Stop(t.Context()), "twice")
+	require.Empty(t, took())
 
-func TestAPartThatDoesNotStartStopsTheOthers(t *testing.T) {
-	t.Parallel()
-	var trace []string
-	broken := errors.New("broken")
-	s := &Server{life: lifecycle{parts: []part{
-		recorded(&trace, "a", nil, nil), recorded(&trace, "b", broken, nil), recorded(&trace, "c", nil, nil),
-	}}}
-	err := s.Start(t.Context())
-	require.ErrorIs(t, err, broken)
-	require.ErrorContains(t, err, "start b")
-	require.Equal(t, []string{"start a", "start b", "stop a"}, trace)
-	require.NoError(t, s.Stop(t.Context()))
-	require.Len(t, trace, 3)
-}
+	b.startErr = failed
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, s.Start(ctx), failed)
+	require.Equal(t, []string{"start a", "start b", "stop a"}, took(), "those that did start are stopped")
+	b.startErr = nil
+	require.NoError(t, s.Start(t.Context()), "again")
+	took()
 
-func TestAPartThatDoesNotStopDoesNotKeepTheOthers(t *testing.T) {
-	t.Parallel()
-	var trace []string
-	a, b := errors.New("a is broken"), errors.New("b is broken")
-	s := &Server{life: lifecycle{parts: []part{recorded(&trace, "a", nil, a), recorded(&trace, "b", nil, b)}}}
-	require.NoError(t, s.Start(t.Context()))
-	err := s.Stop(t.Context())
-	require.ErrorIs(t, err, a)
-	require.ErrorIs(t, err, b)
-	require.Equal(t, []string{"start a", "start b", "stop b", "stop a"}, trace)
+	b.stopErr = failed
+	require.ErrorIs(t, s.Stop(t.Context()), failed)
+	require.Equal(t, []string{"stop b", "stop a"}, took(), "one that does not stop keeps none of the others")
+	b.stopErr = nil
+	require.NoError(t, s.Stop(t.Context()), "tried again")
 }

@@ -20,8 +20,9 @@ import (
 )
 
 // Server is one sync server over one database. It is safe for concurrent use; any
-// number of them, in any number of processes, may serve the same database. It runs
-// nothing of its own before [Server.Start].
+// number of them, in any number of processes, may serve the same database. It has no
+// goroutine of its own before [Server.Start] and after [Server.Stop], which a server that
+// only answers requests does not need.
 type Server struct {
 	pool    *pgxpool.Pool
 	schema  *Schema
@@ -30,9 +31,13 @@ type Server struct {
 	push    *pushsvc.Service
 	pull    *pullsvc.Service
 	handler http.Handler
-	life    lifecycle
 
 	newer sync.Once // the warning that the database is ahead
+
+	// What Start starts, in this order.
+	background []background
+	lifecycle  sync.Mutex
+	started    bool
 }
 
 // New makes a server over the host's pool, which stays the host's: nothing in it

@@ -92,10 +92,6 @@ func (c *devCmd) Run(ctx context.Context, p *program) (err error) {
 	if err != nil {
 		return fmt.Errorf("make the server: %w", err)
 	}
-	if err := server.Start(ctx); err != nil {
-		return err
-	}
-	defer c.stop(ctx, p, server)
 	if err := c.announce(p, l, o, pg, s, name); err != nil {
 		return err
 	}
@@ -109,7 +105,7 @@ func (c *devCmd) Run(ctx context.Context, p *program) (err error) {
 		case <-ctx.Done():
 		}
 	}()
-	if err := c.serve(ctx, p, l, a.wrap(server.Handler())); err != nil {
+	if err := c.run(ctx, p, l, server, a.wrap(server.Handler())); err != nil {
 		return err
 	}
 	if errors.Is(context.Cause(ctx), errDatabaseEnded) {

@@ -92,10 +92,6 @@ func (c *serveCmd) Run(ctx context.Context, p *program) error {
 	if err != nil {
 		return err
 	}
-	if err := server.Start(ctx); err != nil {
-		return errors.Join(err, l.Close())
-	}
-	defer c.stop(ctx, p, server)
 	serving := []any{
 		"url", "http://" + l.Addr().String(), "schema", name, "version", s.Version,
 		"database", config.Target(&pool.Config().ConnConfig.Config),
@@ -104,7 +100,7 @@ func (c *serveCmd) Run(ctx context.Context, p *program) error {
 		serving = append(serving, "metrics", o.url)
 	}
 	p.log.Info("serving", serving...)
-	return c.serve(ctx, p, l, a.wrap(server.Handler()))
+	return c.run(ctx, p, l, server, a.wrap(server.Handler()))
 }
 
 func (c *serveCmd) auth(s *syncpg.Schema) (auth, error) {
@@ -234,6 +230,17 @@ func (b *boundBody) Read(p []byte) (int, error) {
 	return n, err //nolint:wrapcheck // a reader's errors are compared
 }
 
+// run serves with what the server does besides answering requests. It closes l.
+func (f listenFlags) run(ctx context.Context, p *program, l net.Listener, server *syncpg.Server, h http.Handler) error {
+	if err := server.Start(ctx); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	err := f.serve(ctx, p, l, h)
+	deadline, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.ShutdownTimeout)
+	defer cancel()
+	return errors.Join(err, server.Stop(deadline))
+}
+
 // serve answers requests until ctx ends, then lets those under way finish. It closes l.
 func (f listenFlags) serve(ctx context.Context, p *program, l net.Listener, h http.Handler) error {
 	// Requests outlive ctx, up to the deadline of the shutdown.
@@ -269,15 +276,6 @@ func (f listenFlags) serve(ctx context.Context, p *program, l net.Listener, h ht
 		return fmt.Errorf("stop serving: %w", err)
 	}
 	return nil
-}
-
-// stop ends what a server runs besides requests, once these are over.
-func (f listenFlags) stop(ctx context.Context, p *program, server *syncpg.Server) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.ShutdownTimeout)
-	defer cancel()
-	if err := server.Stop(ctx); err != nil {
-		p.log.Warn("stopping", "error", err)
-	}
 }
 
 // notReady tells why a server does not start, and what to run.
