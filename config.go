@@ -124,6 +124,11 @@ type Config struct {
 	// changes nothing. Default: nobody is told, which costs nothing.
 	Events events.Sink
 
+	// Committed is told of each transaction of this process that committed pushes, with
+	// the newest seq of the partition, before their answer. It must not block; a panic
+	// changes nothing. Default: nobody is told.
+	Committed func(partition string, seq int64)
+
 	// Logger gets what clients are not told: failures at warn and error, refused
 	// requests at debug. Default: nothing is logged.
 	Logger *slog.Logger

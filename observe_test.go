@@ -3,6 +3,7 @@ package syncpg_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -136,4 +137,17 @@ func TestAPanickingSinkChangesNothing(t *testing.T) {
 		require.Len(t, body, len(want))
 		require.Zero(t, db.Pool.Stat().AcquiredConns())
 	}
+}
+
+// TestCommitsAreTold: Config.Committed hears of what a round pushed, before its answer.
+func TestCommitsAreTold(t *testing.T) {
+	t.Parallel()
+	var told []string
+	cfg := config()
+	cfg.Committed = func(partition string, seq int64) { told = append(told, fmt.Sprint(partition, " ", seq)) }
+	server, err := syncpg.New(pgtest.New(t, installed).Pool, cfg)
+	require.NoError(t, err)
+	observed(t.Context(), t, server, cfg.Schema)
+	require.Len(t, told, 1)
+	require.Regexp(t, ` 1$`, told[0])
 }

@@ -32,6 +32,9 @@ type Server struct {
 	pull    *pullsvc.Service
 	handler http.Handler
 
+	// listeners are told of commits, and may not be added to once requests are served.
+	listeners []func(partition string, seq int64)
+
 	newer sync.Once // the warning that the database is ahead
 
 	// What Start starts, in this order.
@@ -79,6 +82,7 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 		MaxOperations: cfg.MaxOperations, MaxBatchOperations: cfg.MaxBatchOperations,
 		MaxWaiting: cfg.MaxWaiting, MaxWait: cfg.MaxWait,
 		Validators: cfg.Validators, ValidateCommit: cfg.ValidateCommit, PlanReactions: cfg.PlanReactions,
+		Committed: s.committed,
 	}); err != nil {
 		return nil, err
 	}
@@ -103,7 +107,17 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	if cfg.Committed != nil {
+		s.listeners = append(s.listeners, cfg.Committed) // last: it may panic
+	}
 	return s, nil
+}
+
+// committed passes on that a transaction committed.
+func (s *Server) committed(partition string, seq int64) {
+	for _, tell := range s.listeners {
+		tell(partition, seq)
+	}
 }
 
 // Handler returns the HTTP side: POST /sync, GET /healthz, GET /readyz. Its paths

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/syncpg/syncpg/pullsvc"
+	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/scope"
 	"github.com/syncpg/syncpg/ssp2"
 )
@@ -196,16 +198,22 @@ func TestPruneBetweenPages(t *testing.T) {
 	require.Equal(t, ssp2.SubEnd{NextCursor: 2}, got.End)
 }
 
-// store is a segment store in memory.
+// store is a segment store that takes whatever it is given.
 type store struct {
+	segment.Store
 	err  error
-	kept []pullsvc.StoredSegment
+	kept []storedSegment
 }
 
-func (s *store) Put(_ context.Context, segment pullsvc.StoredSegment) error {
-	segment.Bytes = append([]byte(nil), segment.Bytes...)
-	s.kept = append(s.kept, segment)
-	return s.err
+type storedSegment struct {
+	segment.Meta
+	bytes []byte
+}
+
+func (s *store) Put(_ context.Context, m segment.Meta, body io.Reader) error {
+	b, err := io.ReadAll(body)
+	s.kept = append(s.kept, storedSegment{m, b})
+	return errors.Join(err, s.err)
 }
 
 // TestDelivery: which segments are inline follows from the accept bits and their
@@ -247,11 +255,11 @@ func TestDelivery(t *testing.T) {
 			require.Len(t, kept.kept, len(got.Refs))
 			for i, ref := range got.Refs {
 				k := kept.kept[i]
-				sum := sha256.Sum256(k.Bytes)
+				sum := sha256.Sum256(k.bytes)
 				require.Equal(t, "sha256:"+hex.EncodeToString(sum[:]), ref.SegmentID)
-				require.NoError(t, ssp2.CheckSegment(k.Bytes))
+				require.NoError(t, ssp2.CheckSegment(k.bytes))
 				require.Empty(t, cmp.Diff(ssp2.SegmentRef{
-					SegmentID: k.ID, MediaType: ssp2.MediaRows, Table: "items", ByteLength: int64(len(k.Bytes)), RowCount: 1,
+					SegmentID: k.ID, MediaType: ssp2.MediaRows, Table: "items", ByteLength: int64(len(k.bytes)), RowCount: 1,
 					AsOfCommitSeq: 1, ScopeDigest: ssp2.ScopeDigest(project("x")), RowCursor: k.RowCursor, NextRowCursor: k.NextRowCursor,
 				}, ref))
 				require.Equal(t, partition, k.Partition)

@@ -12,6 +12,7 @@ import (
 	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/internal/gate"
 	"github.com/syncpg/syncpg/internal/trace"
+	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/scope"
 	"github.com/syncpg/syncpg/ssp2"
@@ -48,7 +49,7 @@ type Config struct {
 	// Segments takes the segments that are not delivered inline. Default none: then
 	// every segment is inline, and a client that takes no inline segments (§4.2)
 	// cannot bootstrap.
-	Segments SegmentStore
+	Segments segment.Store
 	// InlineSegmentMaxBytes is the size up to which a segment is delivered inline
 	// although the client takes both kinds (§5.7). Default 256 KiB; negative: no
 	// segment.
@@ -72,7 +73,7 @@ type Service struct {
 	gate             *gate.Gate
 	maxSubscriptions int
 	maxScopeValues   int
-	segments         SegmentStore
+	segments         segment.Store
 	inlineMax        int
 	bufferBytes      int64
 	events           events.Sink

@@ -99,6 +99,7 @@ type admitted struct {
 	epoch     gate.Epoch
 	version   int32 // installed schema version
 	pending   string
+	lastSeq   int64 // newest seq
 	// single marks the tables, by index, of which every operation needs a statement
 	// of its own; nil when there are none.
 	single []bool
@@ -228,7 +229,7 @@ func (t *transaction) read(row *db.PushAdmitRow, keys []rowKey) error {
 	}
 	t.admitted = admitted{
 		locked: row.Locked, oversized: row.Oversized, epoch: gate.Epoch{LogEpoch: row.LogEpoch, Required: row.EpochRequired},
-		version: row.SchemaVersion, pending: row.PendingProjection,
+		version: row.SchemaVersion, pending: row.PendingProjection, lastSeq: row.MaxCommitSeq,
 	}
 	for i, r := range t.requests {
 		r.actor = row.ClientActors[i]

@@ -62,6 +62,12 @@ type Config struct {
 	// each reaction that was stored, after its answer; the next
 	// push to its partition waits until the sink returns. Default: nobody.
 	Events events.Sink
+	// Committed is told of each transaction that committed commits, once, with the newest
+	// seq of the partition: after its connection is back in the pool and before anybody is
+	// answered, so it must not block. A panic changes nothing. It hears of what this
+	// process applied; a commit whose acknowledgment the database lost is not told.
+	// Default: nobody.
+	Committed func(partition string, seq int64)
 	// Logger receives what clients are not told. Default: nothing is logged.
 	Logger *slog.Logger
 }
@@ -74,6 +80,7 @@ type Service struct {
 	maxOperations int
 	gate          *gate.Gate
 	events        events.Sink
+	committed     func(partition string, seq int64) // nil: nobody
 	log           *slog.Logger
 	write         []pgtx.Statement // by Table.Index: schemaddl.WriteRowsSQL
 	stored        [][]int          // by Table.Index: schemaddl.StoredColumns
@@ -108,7 +115,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 	}
 	s := &Service{
 		pool: pool, schema: cfg.Schema, clock: cfg.Clock,
-		maxOperations: cmp.Or(cfg.MaxOperations, DefaultMaxOperations), gate: cfg.Gate, log: cfg.Logger,
+		maxOperations: cmp.Or(cfg.MaxOperations, DefaultMaxOperations), gate: cfg.Gate, log: cfg.Logger, committed: cfg.Committed,
 		validateCommit:     cfg.ValidateCommit,
 		planReactions:      cfg.PlanReactions,
 		queues:             queues{byPartition: map[string]*queue{}},
@@ -264,7 +271,8 @@ func (s *Service) attempt(ctx context.Context, batch []*request) error {
 		return fmt.Errorf("waiting for a connection: %w", err)
 	}
 	defer s.tell(batch) //nolint:contextcheck // each request has its own
-	defer pgtx.Finish(ctx, conn)
+	giveBack := sync.OnceFunc(func() { pgtx.Finish(ctx, conn) })
+	defer giveBack()
 	t := newTransaction(s, conn, partition, batch)
 	if err := t.admit(ctx); err != nil {
 		return err
@@ -285,8 +293,26 @@ func (s *Service) attempt(ctx context.Context, batch []*request) error {
 		}
 	}
 	t.note()
+	if t.committed {
+		giveBack()
+		s.announce(ctx, partition, t)
+	}
 	// Of a replay nothing was written and nothing is locked, so that its answer need
 	// not wait for the transaction to be closed.
 	answer(batch, nil)
 	return nil
+}
+
+// announce tells of a transaction that committed.
+func (s *Service) announce(ctx context.Context, partition string, t *transaction) {
+	if s.committed == nil || t.lastSeq == t.admitted.lastSeq {
+		return // only rejections were recorded
+	}
+	err := contain(func() error {
+		s.committed(partition, t.lastSeq)
+		return nil
+	})
+	if err != nil {
+		s.log.ErrorContext(ctx, "Config.Committed failed", "error", err)
+	}
 }
