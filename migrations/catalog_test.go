@@ -35,6 +35,8 @@ var functions = map[string]string{
 	"sync_read_pull_gate":      "stable",
 	"sync_read_windows":        "stable",
 	"sync_record_client":       "volatile",
+	"sync_read_client":         "stable",
+	"sync_record_acks":         "volatile",
 	"sync_record_outcomes":     "volatile",
 	"sync_retry_reaction":      "volatile",
 	"sync_scan_rows":           "stable",
