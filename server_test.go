@@ -60,6 +60,7 @@ func TestNewSaysWhatToDo(t *testing.T) {
 			c.Validators = map[string]syncpg.Validator{"nope": func(context.Context, *pushsvc.RowValidation) error { return nil }}
 		}, `the schema has no table "nope"`},
 		{"a negative wait", func(c *syncpg.Config) { c.MaxWait = -1 }, "Config.MaxWait"},
+		{"a negative bound of cascades", func(c *syncpg.Config) { c.MaxCascade = -1 }, "Config.MaxCascade is -1"},
 		{"a negative cap", func(c *syncpg.Config) { c.MaxOperations = -1 }, "Config.MaxOperations is -1"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -9,6 +9,24 @@ import (
 	"context"
 )
 
+const PullPinPlans = `-- name: PullPinPlans :exec
+select set_config(s.name, s.value, true)
+  from (values ('plan_cache_mode', 'force_generic_plan'), ('jit', 'off'),
+               ('enable_seqscan', 'off'), ('enable_bitmapscan', 'off'), ('enable_sort', 'off'),
+               ('enable_incremental_sort', 'off'), ('enable_hashjoin', 'off'), ('enable_mergejoin', 'off'),
+               ('enable_material', 'off'), ('enable_memoize', 'off'),
+               ('max_parallel_workers_per_gather', '0')) as s(name, value)
+`
+
+// PullPinPlans makes the plans of the rest of the transaction such that they read
+// tables by an index, in the order of the index, and do not depend on statistics. For
+// plain queries; functions have settings of their own. Guarantees: nothing of it is
+// left when the transaction ends. Locks: none.
+func (q *Queries) PullPinPlans(ctx context.Context) error {
+	_, err := q.db.Exec(ctx, PullPinPlans)
+	return err
+}
+
 const PullReadGate = `-- name: PullReadGate :one
 
 select coalesce(g.log_epoch, '')::text as log_epoch,

@@ -35,15 +35,17 @@ select a.locked::boolean as locked,
        a.row_column_versions::text[] as row_column_versions,
        a.tombstone_ords::integer[] as tombstone_ords,
        a.tombstone_seqs::bigint[] as tombstone_seqs,
-       a.single_tables::text[] as single_tables
+       a.single_tables::text[] as single_tables,
+       a.parent_ords::integer[] as parent_ords
   from syncpg.sync_admit_push(
          p_partition => $1::text, p_now => $2::bigint,
          p_client_ids => $3::text[], p_commit_clients => $4::integer[], p_commit_ids => $5::text[],
-         p_tables => $6::text[], p_row_ids => $7::text[], p_max_bytes => $8::bigint)
+         p_tables => $6::text[], p_row_ids => $7::text[], p_max_bytes => $8::bigint,
+         p_parent_tables => $9::text[], p_parent_rows => $10::text[], p_reached_tables => $11::text[])
        as a(locked, oversized, log_epoch, epoch_required, schema_version, pending_projection, max_commit_seq, horizon_seq,
             client_actors, outcome_ords, outcome_statuses, outcome_seqs, outcome_results, outcome_details,
             outcome_recorded, outcome_ids, row_ords, row_versions, row_payloads, row_column_versions,
-            tombstone_ords, tombstone_seqs, single_tables)
+            tombstone_ords, tombstone_seqs, single_tables, parent_ords)
 `
 
 type PushAdmitParams struct {
@@ -55,6 +57,9 @@ type PushAdmitParams struct {
 	Tables        []string
 	RowIds        []string
 	MaxBytes      int64
+	ParentTables  []string
+	ParentRows    []string
+	ReachedTables []string
 }
 
 type PushAdmitRow struct {
@@ -81,16 +86,19 @@ type PushAdmitRow struct {
 	TombstoneOrds     []int32
 	TombstoneSeqs     []int64
 	SingleTables      []string
+	ParentOrds        []int32
 }
 
 // The push path: admission, append, outcomes. All of it under the partition lock
 // that PushAdmit takes; nothing here is called without it, except a replay.
 // PushAdmit admits the commits (client_ids[commit_clients[i]], commit_ids[i]); the
-// rows they touch are (tables[i], row_ids[i]). Guarantees: locked is false exactly
+// rows they touch are (tables[i], row_ids[i]); they refer to the rows
+// (parent_tables[i], parent_rows[i]), and what they delete may lead to writes of
+// reached_tables. Guarantees: locked is false exactly
 // when every outcome is known; otherwise everything returned was read after the
 // lock was granted, and no constraint or trigger is added to the tables before the
 // transaction ends. Locks: the partition's row of sync_partitions FOR UPDATE; the
-// app tables named, ROW EXCLUSIVE.
+// app tables named and reached, ROW EXCLUSIVE.
 func (q *Queries) PushAdmit(ctx context.Context, arg PushAdmitParams) (PushAdmitRow, error) {
 	row := q.db.QueryRow(ctx, PushAdmit,
 		arg.Partition,
@@ -101,6 +109,9 @@ func (q *Queries) PushAdmit(ctx context.Context, arg PushAdmitParams) (PushAdmit
 		arg.Tables,
 		arg.RowIds,
 		arg.MaxBytes,
+		arg.ParentTables,
+		arg.ParentRows,
+		arg.ReachedTables,
 	)
 	var i PushAdmitRow
 	err := row.Scan(
@@ -127,6 +138,7 @@ func (q *Queries) PushAdmit(ctx context.Context, arg PushAdmitParams) (PushAdmit
 		&i.TombstoneOrds,
 		&i.TombstoneSeqs,
 		&i.SingleTables,
+		&i.ParentOrds,
 	)
 	return i, err
 }

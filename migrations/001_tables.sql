@@ -58,6 +58,14 @@ create table syncpg.sync_partition_registry (
 comment on table syncpg.sync_partition_registry is
   'Identity of a partition''s log (§2.1): its epoch, whether wire version 1 is still served, and when it was last used (refreshed at most once a minute).';
 
+create table syncpg.sync_epoch_rule (
+  partition         text collate "C" not null default '' check (partition = ''),
+  required_since_ms bigint not null,
+  primary key (partition)
+);
+comment on table syncpg.sync_epoch_rule is
+  'Since when new partitions are made with epoch_required: since the epochs of all were rotated (§2.1). A restored backup does not know the partitions that were made after it, and their clients still come. No row: never. One row, under the empty partition, for the whole database.';
+
 create table syncpg.sync_commits (
   partition        text collate "C" not null,
   commit_seq       bigint not null check (commit_seq >= 1),
@@ -167,24 +175,35 @@ comment on table syncpg.sync_blobs is
 create unlogged table syncpg.sync_segments (
   partition        text collate "C" not null,
   segment_id       text collate "C" not null,
-  chunk_index      integer not null check (chunk_index >= 0),
-  log_epoch        text not null,
+  scope_digest     text collate "C" not null,
+  description      bytea not null,
+  log_epoch        text collate "C" not null,
   table_name       text collate "C" not null,
   media_type       smallint not null check (media_type in (1, 2)),
   schema_version   integer not null,
-  scope_digest     text not null,
   as_of_commit_seq bigint not null,
   row_cursor       text,
   next_row_cursor  text,
   row_count        bigint not null,
   byte_length      bigint not null,
   expires_at_ms    bigint not null,
-  body             bytea not null check (octet_length(body) <= 1048576),
+  primary key (partition, segment_id, scope_digest, description)
+);
+create index sync_ix_segments_key on syncpg.sync_segments (partition, scope_digest, table_name, as_of_commit_seq);
+create index sync_ix_segments_expiry on syncpg.sync_segments (partition, expires_at_ms);
+comment on table syncpg.sync_segments is
+  'Bootstrap segments of the Postgres segment store (§5.1): what each was built for, and until when it is served. The same bytes may stand here several times; description is the hash of everything that tells two rows apart beside the key. A cache: unlogged, lost in a crash, rebuilt on demand.';
+
+create unlogged table syncpg.sync_segment_chunks (
+  partition   text collate "C" not null,
+  segment_id  text collate "C" not null,
+  chunk_index integer not null check (chunk_index >= 0),
+  body        bytea not null check (octet_length(body) <= 1048576),
   primary key (partition, segment_id, chunk_index)
 );
-alter table syncpg.sync_segments alter column body set storage external;
-comment on table syncpg.sync_segments is
-  'Bootstrap segments of the Postgres segment store (§5.1), cut into chunks of at most 1 MiB. A cache: unlogged, lost in a crash, rebuilt on demand.';
+alter table syncpg.sync_segment_chunks alter column body set storage external;
+comment on table syncpg.sync_segment_chunks is
+  'Bytes of the segments in sync_segments, in chunks of 1 MiB and a rest; a segment without bytes has one empty chunk. Chunk 0 is locked for key share by who adds a row to sync_segments, and for update by who deletes the bytes.';
 
 create table syncpg.sync_writer_fence (
   partition               text collate "C" not null,
@@ -266,6 +285,7 @@ drop table syncpg.sync_reactions;
 drop table syncpg.sync_leases;
 drop table syncpg.sync_backfill_checkpoints;
 drop table syncpg.sync_writer_fence;
+drop table syncpg.sync_segment_chunks;
 drop table syncpg.sync_segments;
 drop table syncpg.sync_blobs;
 drop table syncpg.sync_blob_refs;
@@ -275,6 +295,7 @@ drop table syncpg.sync_push_results;
 drop table syncpg.sync_change_scopes;
 drop table syncpg.sync_changes;
 drop table syncpg.sync_commits;
+drop table syncpg.sync_epoch_rule;
 drop table syncpg.sync_partition_registry;
 drop table syncpg.sync_partitions;
 drop table syncpg.sync_schema_meta;

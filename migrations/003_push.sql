@@ -34,8 +34,8 @@ begin
     from syncpg.sync_partition_registry as r
    where r.partition = p_partition;
   if not found then
-    insert into syncpg.sync_partition_registry (partition, log_epoch, created_at_ms, last_seen_ms)
-    values (p_partition, p_log_epoch, p_now, p_now)
+    insert into syncpg.sync_partition_registry (partition, log_epoch, epoch_required, created_at_ms, last_seen_ms)
+    values (p_partition, p_log_epoch, exists (select 1 from syncpg.sync_epoch_rule as e where e.partition = ''), p_now, p_now)
     on conflict (partition) do nothing;
     insert into syncpg.sync_partitions (partition) values (p_partition)
     on conflict (partition) do nothing;
@@ -53,7 +53,7 @@ begin
 end
 $$;
 comment on function syncpg.sync_open_partition(text, text, bigint) is
-  'The log epoch of a partition (§2.1), creating the partition with the proposed epoch when it is new; refreshes last_seen_ms when it is over a minute old. Call it in a transaction of its own: it may turn synchronous_commit off for it. Locks: the registry row, only when it writes.';
+  'The log epoch of a partition (§2.1), creating the partition with the proposed epoch when it is new (wire version 1 is refused there once all epochs were rotated, see sync_epoch_rule); refreshes last_seen_ms when it is over a minute old. Call it in a transaction of its own: it may turn synchronous_commit off for it. Locks: the registry row, only when it writes.';
 
 create function syncpg.sync_check_writer_fence() returns trigger
 language plpgsql volatile
@@ -97,6 +97,18 @@ end
 $$;
 comment on function syncpg.sync_prefetch_rows(text, text[], text[]) is
   'The current rows named by (p_tables[i], p_row_ids[i]); ord is i. Body generated from the installed schema: one branch per table. Takes no locks.';
+
+create function syncpg.sync_live_rows(p_partition text, p_tables text[], p_row_ids text[])
+returns integer[]
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return '{}';
+end
+$$;
+comment on function syncpg.sync_live_rows(text, text[], text[]) is
+  'The i for which (p_tables[i], p_row_ids[i]) is a row, of tables that a reference names as parent. Body generated from the installed schema: one branch per parent table. Takes no locks.';
 
 create function syncpg.sync_writes_singly(p_table regclass)
 returns boolean
@@ -168,7 +180,8 @@ comment on function syncpg.sync_find_outcomes(text, text[], integer[], text[]) i
 create function syncpg.sync_admit_push(
   p_partition text, p_now bigint,
   p_client_ids text[], p_commit_clients integer[], p_commit_ids text[],
-  p_tables text[], p_row_ids text[], p_max_bytes bigint)
+  p_tables text[], p_row_ids text[], p_max_bytes bigint,
+  p_parent_tables text[], p_parent_rows text[], p_reached_tables text[])
 returns table (
   locked boolean, oversized boolean,
   log_epoch text, epoch_required boolean,
@@ -179,7 +192,7 @@ returns table (
   outcome_details text[], outcome_recorded bigint[], outcome_ids uuid[],
   row_ords integer[], row_versions bigint[], row_payloads bytea[], row_column_versions text[],
   tombstone_ords integer[], tombstone_seqs bigint[],
-  single_tables text[])
+  single_tables text[], parent_ords integer[])
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -234,7 +247,10 @@ begin
      order by k.ord);
 
   if locked then
-    single_tables := syncpg.sync_lock_tables(p_tables);
+    single_tables := syncpg.sync_lock_tables(p_tables || p_reached_tables);
+    if cardinality(p_parent_rows) > 0 then
+      parent_ords := syncpg.sync_live_rows(p_partition, p_parent_tables, p_parent_rows);
+    end if;
 
     select array_agg(r.ord), array_agg(r.server_version),
            array_agg(r.payload) filter (where r.bytes <= p_max_bytes),
@@ -256,8 +272,8 @@ begin
   return next;
 end
 $$;
-comment on function syncpg.sync_admit_push(text, bigint, text[], integer[], text[], text[], text[], bigint) is
-  'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, the tables that need a statement per operation (sync_lock_tables). In arrays, 0 and '''' stand for no seq, no details, no owner, no column versions. Outcomes or rows of more than p_max_bytes are not returned: oversized. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then the app tables named, ROW EXCLUSIVE.';
+comment on function syncpg.sync_admit_push(text, bigint, text[], integer[], text[], text[], text[], bigint, text[], text[], text[]) is
+  'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, the tables that need a statement per operation (sync_lock_tables), those of p_reached_tables included, and which of the parents (p_parent_tables[i], p_parent_rows[i]) are rows. In arrays, 0 and '''' stand for no seq, no details, no owner, no column versions. Outcomes or rows of more than p_max_bytes are not returned: oversized. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then the app tables named and reached, ROW EXCLUSIVE.';
 
 create function syncpg.sync_append_commits(
   p_partition text, p_base_seq bigint, p_now bigint, p_writer_version integer,
@@ -390,10 +406,11 @@ end
 $$;
 drop function syncpg.sync_record_outcomes(text, bigint, text[], text[], smallint[], bigint[], bytea[], text[], uuid[], text[], text[]);
 drop function syncpg.sync_append_commits(text, bigint, bigint, integer, text[], text[], text[], integer[], integer[], integer[], text[], text[], smallint[], bigint[], bytea[], integer[], text[], integer[], text[], text[], text[], text[]);
-drop function syncpg.sync_admit_push(text, bigint, text[], integer[], text[], text[], text[], bigint);
+drop function syncpg.sync_admit_push(text, bigint, text[], integer[], text[], text[], text[], bigint, text[], text[], text[]);
 drop function syncpg.sync_find_outcomes(text, text[], integer[], text[]);
 drop function syncpg.sync_lock_tables(text[]);
 drop function syncpg.sync_writes_singly(regclass);
+drop function syncpg.sync_live_rows(text, text[], text[]);
 drop function syncpg.sync_prefetch_rows(text, text[], text[]);
 drop trigger sync_commits_writer_fence on syncpg.sync_commits;
 drop function syncpg.sync_check_writer_fence();

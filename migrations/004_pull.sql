@@ -215,6 +215,122 @@ $$;
 comment on function syncpg.sync_read_windows(text, text[], text[], bigint[], integer, bigint, bigint) is
   'The commit windows (§4.5) of the subscriptions i: changes of p_tables[i] after p_cursors[i] that match every variable of p_scopes[i] (a JSON object of variable to values, neither empty; SQLSTATE SY005), oldest first. Passed over: a cursor below the horizon, and one from the newest commit on, which has no window. A window ends before the commit that would make it hold over p_limit changes, or after the one that makes its payloads reach p_window_bytes; its first commit always comes whole. No window is begun after p_max_bytes. Each ends with a row whose row_id is NULL and whose commit_seq is the next cursor; changes returned of a commit above it are to be dropped. Takes no locks.';
 
+create function syncpg.sync_read_news(
+  p_partitions text[], p_seqs bigint[], p_max_behind bigint, p_max_commits integer,
+  p_commit_bytes bigint, p_max_bytes bigint)
+returns table (
+  ord integer, commit_seq bigint, created_at_ms bigint, actor_id text, bytes bigint,
+  table_name text, row_id text, op smallint, row_version bigint, scopes text[], payload bytea,
+  max_commit_seq bigint, horizon_seq bigint, log_epoch text, schema_version integer)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+  v_partition text;
+  v_from      bigint;
+  v_max       bigint;
+  v_horizon   bigint;
+  v_epoch     text;
+  v_schema    integer;
+  v_changes   integer;
+  v_cost      bigint;
+  v_total     bigint := 0;  -- bytes returned, with an allowance for what is not payload
+  v_any       boolean := false;
+begin
+  select m.schema_version into v_schema from syncpg.sync_schema_meta as m where m.partition = '';
+  <<reading>>
+  for ord, v_partition, v_from in
+    select u.ord, u.partition, u.seq from unnest(p_partitions, p_seqs) with ordinality as u(partition, seq, ord)
+  loop
+    exit when v_total >= p_max_bytes;
+    select p.max_commit_seq, p.horizon_seq into v_max, v_horizon
+      from syncpg.sync_partitions as p where p.partition = v_partition;
+    select r.log_epoch into v_epoch
+      from syncpg.sync_partition_registry as r where r.partition = v_partition;
+    if v_from >= v_horizon and v_from < v_max and v_max - v_from <= p_max_behind then
+      for commit_seq, created_at_ms, actor_id, v_changes, bytes in
+        select k.commit_seq, k.created_at_ms, k.actor_id, k.change_count,
+               (select coalesce(sum(octet_length(c.payload)), 0)
+                  from syncpg.sync_changes as c
+                 where c.partition = v_partition and c.commit_seq = k.commit_seq)
+          from syncpg.sync_commits as k
+         where k.partition = v_partition and k.commit_seq > v_from and k.commit_seq <= v_max
+         order by k.commit_seq
+         limit p_max_commits
+      loop
+        v_cost := 128 * v_changes + case when bytes > p_commit_bytes then 0 else bytes end;
+        if v_any and v_total + v_cost > p_max_bytes then
+          -- A partition of which nothing is returned is one that was not looked at.
+          exit reading when commit_seq = v_from + 1;
+          exit;
+        end if;
+        v_any := true;
+        v_total := v_total + v_cost;
+        table_name := null; row_id := null; op := null; row_version := null; scopes := null; payload := null;
+        return next;
+        for table_name, row_id, op, row_version, scopes, payload in
+          select c.table_name, c.row_id, c.op, c.row_version, c.scopes,
+                 case when sync_read_news.bytes <= p_commit_bytes then c.payload end
+            from syncpg.sync_changes as c
+           where c.partition = v_partition and c.commit_seq = sync_read_news.commit_seq
+           order by c.change_index
+        loop
+          return next;
+        end loop;
+      end loop;
+    end if;
+    commit_seq := null; created_at_ms := null; actor_id := null; bytes := null;
+    table_name := null; row_id := null; op := null; row_version := null; scopes := null; payload := null;
+    max_commit_seq := coalesce(v_max, 0);
+    horizon_seq := coalesce(v_horizon, 0);
+    log_epoch := coalesce(v_epoch, '');
+    schema_version := coalesce(v_schema, 0);
+    return next;
+    max_commit_seq := null; horizon_seq := null; log_epoch := null; schema_version := null;
+  end loop;
+end
+$$;
+comment on function syncpg.sync_read_news(text[], bigint[], bigint, integer, bigint, bigint) is
+  'The commits of the partitions p_partitions[i] after p_seqs[i], oldest first, at most p_max_commits of each, for those who deliver them (§8.2). Each commit is a row whose row_id is NULL, then its changes; payloads are NULL in a commit that has more than p_commit_bytes of them. A commit that would make what is returned exceed p_max_bytes (128 bytes a change, and payloads) is left out, with all that follow it in its partition, except the first of all. A partition ends with a row whose commit_seq is NULL, with its newest commit, its horizon, its epoch ('''' when it has none) and the installed schema version; one without such a row was not looked at. No commits are returned for a partition whose log does not go on from p_seqs[i] (it is below the horizon or above the newest) or that is more than p_max_behind behind. Takes no locks.';
+
+create function syncpg.sync_find_news(p_partitions text[], p_seqs bigint[], p_epochs text[], p_schema_version integer)
+returns table (ord integer)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+begin
+  return query
+    select u.ord::integer
+      from unnest(p_partitions, p_seqs, p_epochs) with ordinality as u(partition, seq, epoch, ord)
+      left join lateral (
+        select p.max_commit_seq from syncpg.sync_partitions as p where p.partition = u.partition limit 1
+      ) as p on true
+      left join lateral (
+        select r.log_epoch from syncpg.sync_partition_registry as r where r.partition = u.partition limit 1
+      ) as r on true
+     where coalesce(p.max_commit_seq, 0) <> u.seq
+        or coalesce(r.log_epoch, '') <> u.epoch
+        or coalesce((select m.schema_version from syncpg.sync_schema_meta as m where m.partition = ''), 0) <> p_schema_version;
+end
+$$;
+comment on function syncpg.sync_find_news(text[], bigint[], text[], integer) is
+  'Which i have news: the newest commit of the partition p_partitions[i] is not p_seqs[i], or its epoch is not p_epochs[i] ('''': it has none), or another schema version than p_schema_version (0: none) is installed. Takes no locks.';
+
 create function syncpg.sync_scan_rows(
   p_partition text, p_tables text[], p_scopes text[], p_pins bigint[], p_firsts integer[], p_afters text[],
   p_limit integer, p_page_bytes bigint, p_max_bytes bigint)
@@ -330,6 +446,8 @@ drop function syncpg.sync_record_acks(text[], text[], text[], bigint[], bigint[]
 drop function syncpg.sync_read_client(text, text);
 drop function syncpg.sync_record_client(text, text, text, smallint, bigint, text, bigint, boolean);
 drop function syncpg.sync_scan_rows(text, text[], text[], bigint[], integer[], text[], integer, bigint, bigint);
+drop function syncpg.sync_find_news(text[], bigint[], text[], integer);
+drop function syncpg.sync_read_news(text[], bigint[], bigint, integer, bigint, bigint);
 drop function syncpg.sync_read_windows(text, text[], text[], bigint[], integer, bigint, bigint);
 drop function syncpg.sync_read_pull_gate(text, text, bytea);
 delete from syncpg.sync_migrations where version = 4;

@@ -103,6 +103,7 @@ var rows = map[int]string{
 	insert into syncpg.sync_schema_meta (schema_version, layout, index_signatures, functions_digest, installed_at_ms) values (1, '{}', '[]', 'd', 1);
 	insert into syncpg.sync_partitions (partition, max_commit_seq) values ('p', 1);
 	insert into syncpg.sync_partition_registry (partition, log_epoch, created_at_ms, last_seen_ms) values ('p', 'e', 1, 1);
+	insert into syncpg.sync_epoch_rule (required_since_ms) values (1);
 	insert into syncpg.sync_commits (partition, commit_seq, client_id, client_commit_id, actor_id, created_at_ms, change_count) values ('p', 1, 'c', 'k', 'a', 1, 1);
 	insert into syncpg.sync_changes (partition, commit_seq, change_index, table_name, row_id, op, row_version, scopes, payload) values ('p', 1, 0, 't', 'r', 1, 1, '{v=1}', '');
 	insert into syncpg.sync_change_scopes (partition, table_name, scope_key, commit_seq) values ('p', 't', 'v=1', 1);
@@ -111,8 +112,9 @@ var rows = map[int]string{
 	insert into syncpg.sync_tombstones (partition, table_name, row_id, commit_seq) values ('p', 't', 'r', 1);
 	insert into syncpg.sync_blob_refs (partition, table_name, row_id, blob_id) values ('p', 't', 'r', 'b');
 	insert into syncpg.sync_blobs (partition, blob_id, byte_length, media_type, created_at_ms, body) values ('p', 'b', 0, 'text/plain', 1, '');
-	insert into syncpg.sync_segments (partition, segment_id, chunk_index, log_epoch, table_name, media_type, schema_version, scope_digest, as_of_commit_seq, row_count, byte_length, expires_at_ms, body)
-	values ('p', 's', 0, 'e', 't', 1, 1, 'd', 1, 0, 0, 1, '');
+	insert into syncpg.sync_segments (partition, segment_id, scope_digest, description, log_epoch, table_name, media_type, schema_version, as_of_commit_seq, row_count, byte_length, expires_at_ms)
+	values ('p', 's', 'd', '', 'e', 't', 1, 1, 1, 0, 0, 1);
+	insert into syncpg.sync_segment_chunks (partition, segment_id, chunk_index, body) values ('p', 's', 0, '');
 	insert into syncpg.sync_writer_fence (partition, required_writer_version) values ('p', 1);
 	insert into syncpg.sync_backfill_checkpoints (partition, name, schema_version, state, updated_at_ms) values ('p', 'n', 1, 'declared', 1);
 	insert into syncpg.sync_leases (partition, client_id, lease_id, actor_id, allowed_scopes, issued_at_ms, expires_at_ms, signature) values ('p', 'c', 'l', 'a', '{}', 1, 1, '');

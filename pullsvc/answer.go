@@ -107,7 +107,7 @@ func (w *windowWriter) end(next int64) error {
 	return w.close()
 }
 
-// readPages turns the pages that were read into segments.
+// readPages adds what was read to the scans of the subscriptions.
 func (p *Pull) readPages(results pgx.BatchResults, tasks []pageTask) error {
 	rows, err := results.Query()
 	if err != nil {
@@ -115,89 +115,28 @@ func (p *Pull) readPages(results pgx.BatchResults, tasks []pageTask) error {
 	}
 	defer rows.Close()
 	c := newCells(rows)
-	var w *pageWriter
 	for c.next(rows) {
 		t, err := taken(tasks, c.integer(0))
 		if err != nil {
 			return err
 		}
-		if w == nil {
-			from := t.from
-			if t.sub.resume == nil && !t.pinned {
-				from = position{}
-			}
-			if w, err = p.beginPage(t.sub, from); err != nil {
+		sc := t.sub.scan
+		if len(c.text(2)) > 0 {
+			if err := sc.add(c.integer(1), c.text(2), c.integer(3), c.bytes(4)); err != nil {
 				return err
 			}
-		}
-		if len(c.text(2)) == 0 {
-			if err := w.end(c.integer(1) != 0); err != nil {
-				return err
-			}
-			w = nil
 			continue
 		}
-		if err := w.row(c.integer(1), c.text(2), c.integer(3), c.bytes(4)); err != nil {
-			return err
+		// A page with room left goes on with what is read next.
+		t.sub.answered = true
+		if more := c.integer(1) != 0; !more || sc.open != nil && sc.full() {
+			if err := sc.end(more); err != nil {
+				return err
+			}
 		}
 	}
 	if err := rows.Err(); err != nil {
 		return fmt.Errorf("reading pages: %w", unscoped(err))
 	}
 	return c.err
-}
-
-// pageWriter writes one page as a SEGMENT_INLINE frame.
-type pageWriter struct {
-	p       *Pull
-	sub     *subscription
-	page    *page
-	buf     []byte
-	mark    ssp2.Mark
-	at      int // where the segment begins
-	segment ssp2.SegmentWriter
-	value   int64 // 1-based index into sub.values of the last row
-	rowID   []byte
-}
-
-func (p *Pull) beginPage(sub *subscription, from position) (*pageWriter, error) {
-	w := &pageWriter{p: p, sub: sub, page: &page{from: from}}
-	w.buf, w.mark = ssp2.BeginFrame(p.spare[:0], ssp2.FrameSegmentInline)
-	p.spare = nil
-	w.at = len(w.buf)
-	var err error
-	w.buf, w.segment, err = ssp2.BeginSegment(w.buf, &ssp2.SegmentHeader{
-		Table: sub.table.Name, SchemaVersion: p.s.schema.Version, Columns: sub.table.Wire,
-	})
-	if err != nil {
-		return nil, encoding(err)
-	}
-	return w, nil
-}
-
-func (w *pageWriter) row(value int64, rowID []byte, version int64, payload []byte) (err error) {
-	if w.buf, err = w.segment.AppendRow(w.buf, version, payload); err != nil {
-		return encoding(err)
-	}
-	w.value, w.rowID = value, append(w.rowID[:0], rowID...)
-	return nil
-}
-
-// end completes the page; more says that rows follow.
-func (w *pageWriter) end(more bool) error {
-	w.page.rows = w.segment.Rows()
-	if w.page.more = more; more {
-		value, err := taken(w.sub.values, w.value)
-		if err != nil {
-			return err
-		}
-		w.page.next = position{value: value, row: string(w.rowID)}
-	}
-	var err error
-	if w.page.inline, err = ssp2.EndFrame(w.segment.End(w.buf), w.mark); err != nil {
-		return encoding(err)
-	}
-	w.page.segment = w.page.inline[w.at:]
-	w.sub.page, w.sub.answered = w.page, true
-	return nil
 }

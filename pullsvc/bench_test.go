@@ -1,25 +1,32 @@
 package pullsvc_test
 
 import (
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
+	"os"
+	"runtime/debug"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/syncpg/syncpg/internal/pgtest"
 	"github.com/syncpg/syncpg/pullsvc"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-// load writes 100,000 rows of about 100 bytes, a tenth of them in scope x, and 1,000
-// commits of which every tenth is in scope x.
-func load(b *testing.B) *bundle {
+// load writes rows of about 100 bytes, ten of eleven in scope y and the others in x, and
+// 10,000 commits of which every tenth is in scope x.
+func load(b *testing.B, rows int, change ...func(*pgtest.Options, *pullsvc.Config)) *bundle {
 	b.Helper()
-	s := setup(b)
+	s := setup(b, change...)
 	s.exec(b, `insert into public.items (id, project, body, _sync_partition, _sync_row_id, _sync_server_version, _sync_payload)
-		select id, project, '', 'p1', id, 1, decode('00' || '06000000' || encode(id::bytea, 'hex') || '01000000' || encode(project::bytea, 'hex') || '50000000' || repeat('61', 80), 'hex')
-		  from (select lpad(i::text, 6, '0') as id, case when i % 10 = 0 then 'x' else 'y' end as project from generate_series(0, 99999) as i) as r`)
+		select id, project, '', 'p1', id, 1, decode('00' || '07000000' || encode(id::bytea, 'hex') || '01000000' || encode(project::bytea, 'hex') || '50000000' || repeat('61', 80), 'hex')
+		  from (select lpad(i::text, 7, '0') as id, case when i % 11 = 0 then 'x' else 'y' end as project from generate_series(1, $1::integer) as i) as r`, rows)
 	s.exec(b, `insert into syncpg.sync_commits (partition, commit_seq, client_id, client_commit_id, actor_id, created_at_ms, change_count)
 		select 'p1', i, 'w', i::text, 'alice', 0, 1 from generate_series(1, 10000) as i`)
 	s.exec(b, `insert into syncpg.sync_changes (partition, commit_seq, change_index, table_name, row_id, op, row_version, scopes, payload)
@@ -40,36 +47,108 @@ func drain(b *testing.B, s *bundle, req pullsvc.Request) (sent int) {
 	return sent
 }
 
-// BenchmarkBootstrap sends 90,000 rows on the rows lane and compares with COPY of the
+// bootstrap pulls a subscription until it has all rows, and counts the bytes. It reads
+// of the responses only what says how to go on.
+func bootstrap(b *testing.B, s *bundle, req pullsvc.Request) (sent int) {
+	b.Helper()
+	req.Subscriptions = slices.Clone(req.Subscriptions)
+	for {
+		p, err := s.Begin(b.Context(), req)
+		require.NoError(b, err)
+		var last []byte
+		require.NoError(b, p.Stream(b.Context(), func(piece []byte) error {
+			sent += len(piece)
+			last = append(last[:0], piece[max(0, len(piece)-4096):]...)
+			return nil
+		}))
+		p.Close()
+		end, err := lastFrame(last)
+		require.NoError(b, err)
+		req.Subscriptions[0].Cursor, req.Subscriptions[0].BootstrapState = end.NextCursor, end.BootstrapState
+		if end.BootstrapState == nil {
+			return sent
+		}
+	}
+}
+
+// lastFrame decodes the SUB_END that frames end with.
+func lastFrame(frames []byte) (*ssp2.SubEnd, error) {
+	for at := len(frames) - 5; at >= 0; at-- {
+		if frames[at] != byte(ssp2.FrameSubEnd) || int(binary.LittleEndian.Uint32(frames[at+1:])) != len(frames)-at-5 {
+			continue
+		}
+		message := ssp2.AppendEnvelope(nil, ssp2.WireV2, ssp2.KindResponse)
+		message, err := ssp2.AppendFrame(message, ssp2.WireV2, &ssp2.ResponseHeader{LogEpoch: epoch})
+		if err != nil {
+			return nil, err
+		}
+		if message, err = ssp2.AppendFrame(message, ssp2.WireV2, &ssp2.SubStart{ID: "s", Status: ssp2.SubActive}); err != nil {
+			return nil, err
+		}
+		decoded, err := ssp2.DecodeMessage(ssp2.AppendEnd(append(message, frames[at:]...)))
+		if err != nil {
+			continue
+		}
+		return decoded.Frames[len(decoded.Frames)-1].(*ssp2.SubEnd), nil
+	}
+	return nil, errors.New("the frames do not end with SUB_END")
+}
+
+// peak reports by how much the process grew at most while run ran, in MiB. It knows only
+// on Linux.
+func peak(b *testing.B, run func()) {
+	b.Helper()
+	resident := func(field string) (kB int) {
+		status, err := os.ReadFile("/proc/self/status")
+		if err != nil {
+			return 0
+		}
+		_, rest, _ := strings.Cut(string(status), field+":")
+		_, _ = fmt.Sscan(rest, &kB)
+		return kB
+	}
+	debug.FreeOSMemory()
+	if os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) != nil {
+		run()
+		return
+	}
+	before := resident("VmRSS")
+	run()
+	b.ReportMetric(float64(resident("VmHWM")-before)/1024, "peak-MiB")
+}
+
+// BenchmarkBootstrap sends 100,000 rows on the rows lane and compares with COPY of the
 // same payloads.
-func BenchmarkBootstrap(b *testing.B) {
-	s := load(b)
-	for _, rows := range []int32{1000, 50000} {
-		b.Run(fmt.Sprint("pages of ", rows), func(b *testing.B) {
+func BenchmarkBootstrap(b *testing.B) { benchmarkBootstrap(b, 100_000) }
+
+// BenchmarkMillion is the same with a million rows, for the memory that takes.
+func BenchmarkMillion(b *testing.B) { benchmarkBootstrap(b, 1_000_000) }
+
+func benchmarkBootstrap(b *testing.B, rows int) {
+	b.Helper()
+	s := load(b, rows/10*11)
+	for _, pageRows := range []int32{1000, 50000} {
+		b.Run(fmt.Sprint("pages of ", pageRows), func(b *testing.B) {
 			req := request(sub("s", "items", -1, project("y")))
-			req.Header.LimitSnapshotRows, req.Header.MaxSnapshotPages = rows, 50
+			req.Header.LimitSnapshotRows, req.Header.MaxSnapshotPages = pageRows, 50
 			conn, err := s.db.Pool.Acquire(b.Context())
 			require.NoError(b, err)
 			defer conn.Release()
 			var copying, pulling time.Duration
-			for b.Loop() {
-				start := time.Now()
-				_, err := conn.Conn().PgConn().CopyTo(b.Context(), io.Discard,
-					`copy (select _sync_payload from public.items where _sync_partition = 'p1' and project = 'y') to stdout`)
-				require.NoError(b, err)
-				copying += time.Since(start)
-				start = time.Now()
-				left, sent := 90000, 0
-				next := req
-				for left > 0 {
-					sent += drain(b, s, next)
-					left -= int(rows) * 50
-					next.Subscriptions = []ssp2.Subscription{sub("s", "items", 10000, project("y"))}
-					next.Subscriptions[0].BootstrapState = token(10000, "items", new(fmt.Sprintf("1:y%06d", (90000-left)/9*10+(90000-left)%9)))
+			bootstrap(b, s, req)
+			peak(b, func() {
+				for b.Loop() {
+					start := time.Now()
+					_, err := conn.Conn().PgConn().CopyTo(b.Context(), io.Discard,
+						`copy (select _sync_payload from public.items where _sync_partition = 'p1' and project = 'y') to stdout`)
+					require.NoError(b, err)
+					copying += time.Since(start)
+					start = time.Now()
+					sent := bootstrap(b, s, req)
+					pulling += time.Since(start)
+					require.Greater(b, sent, rows*100)
 				}
-				pulling += time.Since(start)
-				require.Greater(b, sent, 9_000_000)
-			}
+			})
 			b.ReportMetric(float64(pulling)/float64(copying), "×COPY")
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(float64(pulling.Milliseconds())/float64(b.N), "ms/bootstrap")
@@ -78,7 +157,7 @@ func BenchmarkBootstrap(b *testing.B) {
 }
 
 func BenchmarkPull(b *testing.B) {
-	s := load(b)
+	s := load(b, 110_000)
 	for _, tc := range []struct {
 		name   string
 		n      int

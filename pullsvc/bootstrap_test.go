@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/stretchr/testify/require"
 
+	"github.com/syncpg/syncpg/internal/pgtest"
 	"github.com/syncpg/syncpg/pullsvc"
 	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/scope"
@@ -168,6 +169,89 @@ func TestPageBytes(t *testing.T) {
 		require.Len(t, s.Segments, 3)
 		require.Equal(t, []string{"0", "1", "2", "3", "4", "5", "6", "7", "8", "9"}, s.ids(t, table))
 		require.Nil(t, s.End.BootstrapState)
+	}
+}
+
+// TestUnevenRows: however much rows differ in size, each comes once and in order, pages
+// keep their limits, and one page after another fits in what a response may hold.
+func TestUnevenRows(t *testing.T) {
+	t.Parallel()
+	const buffer = 20_000
+	sizes := map[string]func(i int) int{
+		"small, then large":        func(i int) int { return map[bool]int{true: 10, false: 30_000}[i < 200] },
+		"large, then small":        func(i int) int { return map[bool]int{true: 30_000, false: 10}[i < 5] },
+		"a large one now and then": func(i int) int { return map[bool]int{true: 50_000, false: 10}[i%70 == 69] },
+		"larger and larger":        func(i int) int { return i * 150 },
+		"all alike":                func(int) int { return 90 },
+	}
+	for name, size := range sizes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, with(func(c *pullsvc.Config) { c.BufferBytes = buffer }))
+			table, _ := b.schema.Table("items")
+			var want []string
+			var changes []change
+			for _, project := range []string{"x", "y"} {
+				for i := range 220 {
+					want = append(want, fmt.Sprintf("%s%03d", project, i))
+					changes = append(changes, item(want[len(want)-1], project, strings.Repeat("x", size(i))))
+				}
+			}
+			b.commit(t, changes...)
+			for _, limit := range []int32{1, 7, 100, 1000} {
+				s := sub("s", "items", -1, project("x", "y"))
+				ids := []string{}
+				for {
+					req := request(s)
+					req.Header.LimitSnapshotRows, req.Header.MaxSnapshotPages = limit, 50
+					got := b.pull(t, req)[0]
+					ids = append(ids, got.ids(t, table)...)
+					for i, segment := range got.Segments {
+						rows, bytes, last := 0, 0, 0
+						for _, block := range segment.Blocks {
+							for _, r := range block {
+								rows++
+								last = len(r.Row)
+								bytes += last
+							}
+						}
+						require.LessOrEqual(t, rows, int(limit))
+						require.Less(t, bytes-last, buffer, "a page goes on though it is full")
+						if i < len(got.Segments)-1 {
+							require.True(t, rows == int(limit) || bytes >= buffer, "a page of %d rows and %d bytes ends early", rows, bytes)
+						}
+					}
+					if s.BootstrapState = got.End.BootstrapState; s.BootstrapState == nil {
+						break
+					}
+					s.Cursor = got.End.NextCursor
+				}
+				require.Equal(t, want, ids, "pages of %d", limit)
+			}
+		})
+	}
+}
+
+// TestStreamsReadOnce: a bootstrap reads hardly more rows of the table than it sends.
+func TestStreamsReadOnce(t *testing.T) {
+	t.Parallel()
+	b := setup(t, withDatabase(func(o *pgtest.Options) { o.MaxConns = 1 })) // whose statistics are flushed
+	b.exec(t, `insert into public.items (id, project, body, _sync_partition, _sync_row_id, _sync_server_version, _sync_payload)
+		select i::text, 'x', '', 'p1', lpad(i::text, 6, '0'), 1, decode('00' || '06000000' || encode(lpad(i::text, 6, '0')::bytea, 'hex') || '01000000' || '78' || '50000000' || repeat('61', 80), 'hex')
+		  from generate_series(1, 30000) as i`)
+	b.exec(t, `update syncpg.sync_partitions set max_commit_seq = 1`)
+	fetched := func() (n int64) {
+		b.exec(t, `select pg_stat_force_next_flush()`)
+		require.NoError(t, b.db.Pool.QueryRow(t.Context(), `select idx_tup_fetch from pg_stat_user_tables where relname = 'items'`).Scan(&n))
+		return n
+	}
+	for _, limit := range []int32{1000, 50000} {
+		before := fetched()
+		req := request(sub("s", "items", -1, project("x")))
+		req.Header.LimitSnapshotRows, req.Header.MaxSnapshotPages = limit, 50
+		got := b.pull(t, req)[0]
+		require.Nil(t, got.End.BootstrapState)
+		require.InDelta(t, 30000, fetched()-before, 1500)
 	}
 }
 

@@ -44,7 +44,6 @@ type Pull struct {
 	gate     gateRow // as of the newest read
 	list     []byte  // the subscription list for the client's record
 	digest   []byte  // SHA-256 of list
-	spare    []byte  // the memory of a page that was sent, for the next one
 }
 
 // mode is how a subscription is answered.
@@ -66,16 +65,17 @@ type subscription struct {
 	// can have; "" when that leaves a variable without any, so that no row matches.
 	scopes string
 	values []string // of the driving variable within scopes, in scan order
+	driver int      // its index in the scopes of the table
 	resume *token   // nil: none, or an unusable one
 	pages  int32    // how many more may be sent
 
 	mode mode
-	// answered says that frames, or page, holds all of the answer that fits.
+	// answered says that frames, or scan, holds all of the answer that fits.
 	answered bool
 	frames   []byte // SUB_START and what follows
 	next     int64  // nextCursor
 	pin      int64  // of a bootstrap
-	page     *page  // of a bootstrap, not sent yet
+	scan     *scan  // of a bootstrap
 
 	// What was sent, for its event.
 	commits, changes, inline, stored int
@@ -114,7 +114,7 @@ func (p *Pull) newSubscription(req *ssp2.Subscription) *subscription {
 		return sub
 	}
 	sub.effective = effective
-	sub.scopes, sub.values = matchable(sub.table, effective)
+	sub.scopes, sub.values, sub.driver = matchable(sub.table, effective)
 	if req.BootstrapState != nil || req.Cursor < 0 {
 		sub.mode = modeBootstrap
 	}
@@ -127,11 +127,11 @@ func (p *Pull) newSubscription(req *ssp2.Subscription) *subscription {
 }
 
 // matchable returns the scopes a row can have, as canonical JSON, and the values
-// of the first variable. A value that is not the text of any column value matches
-// nothing (§3.1).
-func matchable(t *schema.Table, effective scope.Requested) (scopes string, driving []string) {
+// of the first variable, whose index in the scopes of the table is driver. A value that
+// is not the text of any column value matches nothing (§3.1).
+func matchable(t *schema.Table, effective scope.Requested) (scopes string, driving []string, driver int) {
 	kept := make(map[string][]string, len(effective))
-	for _, sc := range t.Scopes {
+	for i, sc := range t.Scopes {
 		requested, ok := effective[sc.Variable]
 		if !ok {
 			continue
@@ -143,16 +143,16 @@ func matchable(t *schema.Table, effective scope.Requested) (scopes string, drivi
 			}
 		}
 		if len(values) == 0 {
-			return "", nil
+			return "", nil, 0
 		}
 		kept[sc.Variable] = values
 		if driving == nil {
-			driving = values
+			driving, driver = values, i
 		}
 	}
 	scopes = string(ssp2.AppendCanonicalScopes(nil, kept))
 	slices.SortFunc(driving, ssp2.CompareUTF16)
-	return scopes, driving
+	return scopes, driving, driver
 }
 
 // Stream sends the answer to every subscription, in request order. emit is called
@@ -195,50 +195,57 @@ func (p *Pull) send(ctx context.Context, out *pieces, sub *subscription) error {
 		return err
 	}
 	for {
-		pg := sub.page
-		sub.page = nil
-		sub.pages--
-		frames := pg.inline
-		if p.external(pg) {
-			var err error
-			if err = out.flush(); err != nil {
+		pg := sub.scan.take()
+		if pg == nil {
+			if err := out.flush(); err != nil {
 				return err
 			}
-			if frames, err = p.store(ctx, nil, sub, pg); err != nil {
-				return err
+			if err := p.more(ctx, sub); err != nil {
+				return fmt.Errorf("pulling: %w", err)
 			}
-			sub.stored++
-		} else {
-			sub.inline++
-			sub.bytes += int64(len(frames))
+			continue
 		}
-		sub.rows += pg.rows
-		if err := out.add(frames); err != nil {
+		if err := p.deliver(ctx, out, sub, pg); err != nil {
 			return err
 		}
-		p.spare = pg.inline
+		sub.pages--
+		sub.scan.release(pg)
 		if !pg.more || sub.pages == 0 {
 			end := &ssp2.SubEnd{NextCursor: sub.pin}
 			if pg.more {
 				end.BootstrapState = token{sub.pin, pg.next}.render(sub.table.Name)
 			}
+			sub.scan = nil
 			trailer, err := p.frame(nil, end)
 			if err != nil {
 				return err
 			}
 			return out.add(trailer)
 		}
-		if err := out.flush(); err != nil {
-			return err
-		}
-		if err := p.readPage(ctx, sub, pg.next); err != nil {
-			return fmt.Errorf("pulling: %w", err)
-		}
 	}
 }
 
+// deliver sends a page, as it is or by its descriptor.
+func (p *Pull) deliver(ctx context.Context, out *pieces, sub *subscription, pg *page) error {
+	sub.rows += pg.rows
+	if !p.external(pg) {
+		sub.inline++
+		sub.bytes += int64(len(pg.inline))
+		return out.add(pg.inline)
+	}
+	if err := out.flush(); err != nil {
+		return err
+	}
+	ref, err := p.store(ctx, nil, sub, pg)
+	if err != nil {
+		return err
+	}
+	sub.stored++
+	return out.add(ref)
+}
+
 // Close gives up what the pull holds. It may be called more than once.
-func (p *Pull) Close() { p.subs, p.spare = nil, nil }
+func (p *Pull) Close() { p.subs = nil }
 
 // frame appends a frame. An encoder's complaint is about the server's own data, so
 // its code must not reach the client.

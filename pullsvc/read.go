@@ -18,8 +18,9 @@ var (
 	readGate    = pgtx.NewStatement(db.PullReadGate)
 	readWindows = pgtx.NewStatement(db.PullReadWindows)
 	scanRows    = pgtx.NewStatement(db.PullScanRows)
+	pinPlans    = pgtx.NewStatement(db.PullPinPlans)
 
-	statements = []pgtx.Statement{pgtx.BeginSnapshot, readGate, readWindows, scanRows, pgtx.Commit}
+	statements = []pgtx.Statement{pgtx.BeginSnapshot, readGate, readWindows, scanRows, pinPlans, pgtx.Commit}
 )
 
 // sqlStateUnscoped is raised for a scan without a scope (004_pull.sql).
@@ -38,34 +39,38 @@ func (g *gateRow) sameCursor(cursor *int64) bool {
 	return g.ClientCursor == *cursor
 }
 
-// pageTask asks for one page of a subscription.
+// pageTask asks for the next page of a subscription, in a round trip with others.
 type pageTask struct {
-	sub  *subscription
-	from position
+	sub *subscription
 	// pinned: the page follows one already sent, so it is read whatever the horizon
 	// has become.
 	pinned bool
 }
 
+// work is what one round trip reads besides the gate.
+type work struct {
+	windows []*subscription
+	pages   []pageTask
+	// rows and bytes bound each of the pages.
+	rows, bytes int64
+	stream      *subscription // to go on with
+}
+
 // read reads gate and log in one round trip, and answers those of subs that are
 // not answered yet: all of them, or as many as fit in memory.
 func (p *Pull) read(ctx context.Context, subs []*subscription) error {
-	var windows []*subscription
-	var pages []pageTask
+	w := work{rows: int64(p.pageRows), bytes: min(probeBytes, p.s.bufferBytes)}
 	for _, sub := range subs {
 		switch {
 		case sub.answered || sub.scopes == "":
 		case sub.mode == modeWindow:
-			windows = append(windows, sub)
+			w.windows = append(w.windows, sub)
 		case sub.mode == modeBootstrap:
-			t := pageTask{sub: sub}
-			if sub.resume != nil {
-				t.from = sub.resume.at
-			}
-			pages = append(pages, t)
+			p.begin(sub)
+			w.pages = append(w.pages, pageTask{sub: sub})
 		}
 	}
-	return p.flush(ctx, windows, pages, func() error {
+	return p.flush(ctx, w, func() error {
 		bootstraps := false
 		for _, sub := range subs {
 			if sub.answered {
@@ -83,16 +88,37 @@ func (p *Pull) read(ctx context.Context, subs []*subscription) error {
 	})
 }
 
-// readPage reads one more page of a bootstrap.
-func (p *Pull) readPage(ctx context.Context, sub *subscription, from position) error {
-	err := p.flush(ctx, nil, []pageTask{{sub: sub, from: from, pinned: true}}, func() error { return nil })
-	switch {
-	case err != nil:
-		return err
-	case p.Reset:
-		return errReplaced()
-	case sub.page == nil:
-		return errUnanswered(sub)
+// begin makes the scan of a bootstrap, where it does not go on from an earlier one.
+func (p *Pull) begin(sub *subscription) {
+	sub.scan = p.s.newScan(sub, int64(p.pageRows))
+	if sub.resume != nil {
+		sub.scan.start = sub.resume.at
+	}
+}
+
+// more reads on until a page of the bootstrap is complete.
+func (p *Pull) more(ctx context.Context, sub *subscription) error {
+	sc := sub.scan
+	for len(sc.pages) == 0 {
+		before := sc.n
+		w := work{stream: sub}
+		if sc.tooLarge {
+			sc.tooLarge = false
+			w = work{pages: []pageTask{{sub: sub, pinned: true}}, rows: sc.rows, bytes: sc.bytes}
+			if sc.open != nil {
+				w.rows -= sc.open.rows
+				w.bytes -= sc.open.bytes
+			}
+		}
+		err := p.flush(ctx, w, func() error { return nil })
+		switch {
+		case err != nil:
+			return err
+		case p.Reset:
+			return errReplaced()
+		case len(sc.pages) == 0 && sc.n == before && !sc.tooLarge:
+			return errUnanswered(sub)
+		}
 	}
 	return nil
 }
@@ -107,7 +133,7 @@ func errReplaced() error {
 
 // flush is the one round trip. classify runs when the gate is known and before
 // what was read is looked at; not at all when the gate says reset.
-func (p *Pull) flush(ctx context.Context, windows []*subscription, pages []pageTask, classify func() error) error {
+func (p *Pull) flush(ctx context.Context, w work, classify func() error) error {
 	conn, err := p.s.pool.Acquire(ctx)
 	if err != nil {
 		return fmt.Errorf("waiting for a connection: %w", err)
@@ -121,11 +147,22 @@ func (p *Pull) flush(ctx context.Context, windows []*subscription, pages []pageT
 	queue := func(s pgtx.Statement, args ...any) { session.Queue(batch, s, args...) }
 	queue(pgtx.BeginSnapshot)
 	queue(readGate, p.req.Partition, p.req.ClientID, p.digest)
-	if len(windows) > 0 {
-		p.queueWindows(queue, windows)
+	if len(w.windows) > 0 {
+		p.queueWindows(queue, w.windows)
 	}
-	if len(pages) > 0 {
-		p.queuePages(queue, pages)
+	if len(w.pages) > 0 {
+		p.queuePages(queue, w)
+	}
+	var asked int64
+	if w.stream != nil {
+		sc := w.stream.scan
+		if err := session.Prepare(ctx, sc.stream); err != nil {
+			return err
+		}
+		var most int64
+		asked, most = sc.ask(w.stream.pages)
+		queue(pinPlans)
+		sc.queueStream(queue, p.req.Partition, asked, most)
 	}
 	queue(pgtx.Commit)
 
@@ -140,13 +177,21 @@ func (p *Pull) flush(ctx context.Context, windows []*subscription, pages []pageT
 	if err := classify(); err != nil {
 		return err
 	}
-	if len(windows) > 0 {
-		if err := p.readWindows(results, windows); err != nil {
+	if len(w.windows) > 0 {
+		if err := p.readWindows(results, w.windows); err != nil {
 			return err
 		}
 	}
-	if len(pages) > 0 {
-		if err := p.readPages(results, pages); err != nil {
+	if len(w.pages) > 0 {
+		if err := p.readPages(results, w.pages); err != nil {
+			return err
+		}
+	}
+	if w.stream != nil {
+		if _, err := results.Exec(); err != nil {
+			return fmt.Errorf("pinning plans: %w", err)
+		}
+		if err := w.stream.scan.readStream(results, asked); err != nil {
 			return err
 		}
 	}
@@ -222,6 +267,9 @@ func (p *Pull) classify(ctx context.Context, sub *subscription) error {
 			sub.pin = sub.resume.pin
 		case sub.req.BootstrapState != nil:
 			sub.resume = nil
+			if sub.scan != nil {
+				sub.scan.restart(position{})
+			}
 			p.s.log.DebugContext(ctx, "a bootstrap starts anew: its resume token is unusable", "subscription", sub.req.ID)
 		}
 	case modeWindow:
@@ -237,11 +285,9 @@ func (p *Pull) classify(ctx context.Context, sub *subscription) error {
 	case sub.mode == modeWindow && (sub.scopes == "" || cursor == p.gate.MaxCommitSeq):
 		return p.finish(sub, p.gate.MaxCommitSeq)
 	case sub.mode == modeBootstrap && sub.scopes == "":
-		w, err := p.beginPage(sub, position{})
-		if err != nil {
-			return err
-		}
-		return w.end(false)
+		p.begin(sub)
+		sub.answered = true
+		return sub.scan.end(false)
 	}
 	return nil
 }
@@ -261,17 +307,20 @@ func (p *Pull) queueWindows(queue func(pgtx.Statement, ...any), subs []*subscrip
 	queue(readWindows, p.req.Partition, tables, scopes, cursors, p.changes, p.s.bufferBytes, p.s.bufferBytes)
 }
 
-func (p *Pull) queuePages(queue func(pgtx.Statement, ...any), tasks []pageTask) {
-	tables, scopes := make([]string, len(tasks)), make([]string, len(tasks))
-	pins, firsts, afters := make([]*int64, len(tasks)), make([]int32, len(tasks)), make([]string, len(tasks))
-	for i := range tasks {
-		t := &tasks[i]
-		first, after := t.from.after(t.sub.values)
-		tables[i], scopes[i] = t.sub.table.Name, t.sub.scopes
+func (p *Pull) queuePages(queue func(pgtx.Statement, ...any), w work) {
+	n := len(w.pages)
+	tables, scopes := make([]string, n), make([]string, n)
+	pins, firsts, afters := make([]*int64, n), make([]int32, n), make([]string, n)
+	for i := range w.pages {
+		t := &w.pages[i]
+		sc := t.sub.scan
+		first, after := sc.place().after(sc.values)
+		sc.first = 0
+		tables[i], scopes[i] = t.sub.table.Name, sc.scopes
 		firsts[i], afters[i] = int32(first)+1, after
 		if t.sub.resume != nil && !t.pinned {
 			pins[i] = &t.sub.resume.pin
 		}
 	}
-	queue(scanRows, p.req.Partition, tables, scopes, pins, firsts, afters, p.pageRows, p.s.bufferBytes, p.s.bufferBytes)
+	queue(scanRows, p.req.Partition, tables, scopes, pins, firsts, afters, int32(w.rows), w.bytes, p.s.bufferBytes)
 }

@@ -9,23 +9,13 @@ import (
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-// page is a bootstrap page that was read: one rows segment.
-type page struct {
-	inline  []byte // as SEGMENT_INLINE frame
-	segment []byte // the part of it that is the segment
-	rows    int64
-	from    position
-	next    position
-	more    bool // rows follow, at next
-}
-
 // external says that a page is to be delivered as a descriptor (§4.2, §5.7).
 func (p *Pull) external(pg *page) bool {
 	accept := p.req.Header.Accept
 	if p.s.segments == nil || accept&ssp2.AcceptExternalRows == 0 {
 		return false
 	}
-	return accept&ssp2.AcceptInlineRows == 0 || len(pg.segment) > p.s.inlineMax
+	return accept&ssp2.AcceptInlineRows == 0 || len(pg.segment()) > p.s.inlineMax
 }
 
 // store hands a page to the store and appends its descriptor (§5.4).
@@ -36,13 +26,13 @@ func (p *Pull) store(ctx context.Context, dst []byte, sub *subscription, pg *pag
 			MediaType: ssp2.MediaRows, SchemaVersion: p.s.schema.Version,
 			ScopeDigest: ssp2.ScopeDigest(sub.effective),
 		},
-		ID: segment.ID(pg.segment), AsOfCommitSeq: sub.pin,
-		RowCursor: pg.from.cursor(), RowCount: pg.rows, ByteLength: int64(len(pg.segment)),
+		ID: segment.ID(pg.segment()), AsOfCommitSeq: sub.pin,
+		RowCursor: pg.from.cursor(), RowCount: pg.rows, ByteLength: int64(len(pg.segment())),
 	}
 	if pg.more {
 		m.NextRowCursor = pg.next.cursor()
 	}
-	if err := p.s.segments.Put(ctx, m, bytes.NewReader(pg.segment)); err != nil {
+	if err := p.s.segments.Put(ctx, m, bytes.NewReader(pg.segment())); err != nil {
 		return dst, fmt.Errorf("storing a segment: %w", err)
 	}
 	return p.frame(dst, &ssp2.SegmentRef{

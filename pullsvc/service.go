@@ -11,9 +11,11 @@ import (
 
 	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/internal/gate"
+	"github.com/syncpg/syncpg/internal/pgtx"
 	"github.com/syncpg/syncpg/internal/trace"
 	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/schema"
+	"github.com/syncpg/syncpg/schemaddl"
 	"github.com/syncpg/syncpg/scope"
 	"github.com/syncpg/syncpg/ssp2"
 )
@@ -78,6 +80,7 @@ type Service struct {
 	bufferBytes      int64
 	events           events.Sink
 	log              *slog.Logger
+	streams          [][]pgtx.Statement // by table and scope: schemaddl.StreamRowsSQL
 }
 
 // New returns a service over the caller's pool, which it never closes. It does no
@@ -99,6 +102,13 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		pool: pool, schema: cfg.Schema, clock: cfg.Clock, gate: cfg.Gate,
 		maxSubscriptions: cfg.MaxSubscriptions, maxScopeValues: cfg.MaxScopeValues, segments: cfg.Segments,
 		inlineMax: cfg.InlineSegmentMaxBytes, bufferBytes: int64(cfg.BufferBytes), log: cfg.Logger,
+	}
+	for _, t := range cfg.Schema.Tables {
+		streams := make([]pgtx.Statement, len(t.Scopes))
+		for i := range t.Scopes {
+			streams[i] = pgtx.NewStatement(schemaddl.StreamRowsSQL(t, i))
+		}
+		s.streams = append(s.streams, streams)
 	}
 	if s.clock == nil {
 		s.clock = time.Now

@@ -2,7 +2,6 @@ package pullsvc
 
 import (
 	"encoding/json"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -33,17 +32,6 @@ func parseCursor(s string) (position, bool) {
 		return position{}, false
 	}
 	return position{value: rest[:n], row: rest[n:]}, true
-}
-
-// after returns the index of the value at which the scan goes on and the row
-// behind which it does. Values, ascending by UTF-16 code unit, may have changed
-// since the position was taken: scopes may have been granted or withdrawn.
-func (p position) after(values []string) (first int, row string) {
-	first, found := slices.BinarySearchFunc(values, p.value, ssp2.CompareUTF16)
-	if found {
-		row = p.row
-	}
-	return first, row
 }
 
 // token is the resume token of a bootstrap (§4.7). A subscription has one table.

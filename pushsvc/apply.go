@@ -166,6 +166,9 @@ func (t *transaction) decideCommit(ctx context.Context, p *planned, c *commit) e
 		t.state.rollback(mark)
 		c.reactions = nil
 	}
+	if errors.Is(err, errTransaction) {
+		return err
+	}
 	if read != nil {
 		if read.err != nil {
 			return read.err
@@ -194,9 +197,9 @@ func (t *transaction) decideCommit(ctx context.Context, p *planned, c *commit) e
 	return nil
 }
 
-// examine is the pipeline of a commit up to what decides it: its operations, then the
-// hooks for whole commits, whose reads come back with the changes. An error is a
-// *refusal or internal.
+// examine is the pipeline of a commit up to what decides it: its operations, the
+// references, then the hooks for whole commits, whose reads come back with the changes.
+// An error is a *refusal, internal, or errTransaction.
 func (t *transaction) examine(ctx context.Context, p *planned, c *commit) ([]change, *reader, error) {
 	hooks := ctx
 	if t.s.validators != nil || t.s.judgesCommits() {
@@ -205,10 +208,16 @@ func (t *transaction) examine(ctx context.Context, p *planned, c *commit) ([]cha
 		defer done()
 	}
 	mark := t.state.mark()
-	changes, evidence, err := t.stage(hooks, c)
-	if err != nil || !t.s.judgesCommits() {
-		return changes, nil, err
+	st, err := t.stage(hooks, c)
+	if err == nil {
+		err = t.refer(ctx, hooks, st)
 	}
-	read := &reader{t: t, ctx: ctx, plan: p, commit: appliedCommit{c, changes}, mark: mark}
-	return changes, read, t.judge(hooks, read, evidence)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !t.s.judgesCommits() {
+		return st.changes, nil, nil
+	}
+	read := &reader{t: t, ctx: ctx, plan: p, commit: appliedCommit{c, st.changes}, mark: mark}
+	return st.changes, read, t.judge(hooks, read, st.evidence)
 }

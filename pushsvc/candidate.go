@@ -27,7 +27,8 @@ type CommitValidator func(ctx context.Context, c *Candidate) error
 // pushes that share it; no read begins after that.
 type Candidate struct {
 	Partition, Actor, ClientID, ClientCommitID string
-	// Operations has one entry per operation of the commit, in order.
+	// Operations has one entry per operation of the commit, in order, and then one per
+	// operation that its references led to.
 	Operations []Evidence
 
 	read *reader
@@ -36,9 +37,12 @@ type Candidate struct {
 // Evidence is what one operation of a commit does (§6.8).
 type Evidence struct {
 	OpIndex int // in the commit, from 0
-	Op      ssp2.Op
-	Table   string
-	RowID   string
+	// Appended says that a declared reference led to it: the client's operation OpIndex
+	// deleted a row that this one referred to.
+	Appended bool
+	Op       ssp2.Op
+	Table    string
+	RowID    string
 	// Row is the row as the operation leaves it, merged and with the stored scope
 	// columns; nil for a delete.
 	Row *Row
@@ -53,7 +57,7 @@ type Evidence struct {
 // evidence returns what an operation does; ch is nil when it changes nothing.
 func (o *operation) evidence(ch *change) Evidence {
 	e := Evidence{
-		OpIndex: o.index, Op: o.Op, Table: o.Table, RowID: o.RowID,
+		OpIndex: o.index, Appended: o.appended, Op: o.Op, Table: o.Table, RowID: o.RowID,
 		Stored: view(o.table, o.stored), StoredVersion: o.stored.version,
 	}
 	if ch != nil && ch.row != nil {

@@ -20,6 +20,8 @@ type change struct {
 	op      ssp2.Op
 	row     *rowState // the row after an upsert
 	scopes  []string  // of the row after an upsert, before a delete
+	in      *incoming // of an upsert that the client sent
+	insert  bool      // there was no row
 }
 
 // refusal ends a commit: the result record of the terminating operation, and what
@@ -40,6 +42,8 @@ type operation struct {
 	key    rowKey
 	stored *rowState // as the operations before it left it
 	in     *incoming // of an upsert
+	// appended says that a reference led to it; index is the client's operation then.
+	appended bool
 }
 
 func (o *operation) refuse(code ssp2.Code, message string) error {
@@ -59,43 +63,62 @@ func (o *operation) conflict(columns ssp2.Bitmap, message string) error {
 
 // change is the change an upsert leads to.
 func (o *operation) change(row *rowState) *change {
-	return &change{opIndex: o.index, table: o.table, key: o.key, op: ssp2.OpUpsert, row: row, scopes: row.scopes}
+	return &change{
+		opIndex: o.index, table: o.table, key: o.key, op: ssp2.OpUpsert, row: row, scopes: row.scopes,
+		in: o.in, insert: !o.stored.exists(),
+	}
 }
 
-// stage runs the operations of a commit over the candidate state and returns its
-// changes, and its evidence if a hook wants it. An error is a *refusal or internal; the
-// caller takes the state back. ctx is that of the hooks.
-func (t *transaction) stage(ctx context.Context, c *commit) ([]change, []Evidence, error) {
-	changes := make([]change, 0, len(c.ops))
-	var evidence []Evidence
+// staged is what a commit does.
+type staged struct {
+	*commit
+	changes  []change
+	evidence []Evidence // nil when no hook wants it
+	bytes    int64      // of rows
+}
+
+// stage runs the operations of a commit over the candidate state. An error is a *refusal
+// or internal; the caller takes the state back. ctx is that of the hooks.
+func (t *transaction) stage(ctx context.Context, c *commit) (*staged, error) {
+	st := &staged{commit: c, changes: make([]change, 0, len(c.ops))}
 	if t.s.judgesCommits() {
-		evidence = make([]Evidence, 0, len(c.ops))
+		st.evidence = make([]Evidence, 0, len(c.ops))
 	}
-	var bytes int64
 	for i := range c.ops {
 		o := operation{Operation: &c.ops[i], commit: c, index: i}
 		ch, err := t.stageOperation(ctx, &o)
+		if err == nil {
+			err = t.add(st, &o, ch)
+		}
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		if evidence != nil {
-			evidence = append(evidence, o.evidence(ch))
-		}
-		if ch == nil {
-			continue
-		}
-		next := ch.row
-		if ch.op == ssp2.OpDelete {
-			next = &rowState{deletedBy: c}
-		}
-		// A small change of a large row writes all of it.
-		if bytes += int64(len(next.payload)); bytes > t.s.maxCommitBytes {
-			return nil, nil, o.refuse(ssp2.CodeConstraintViolation, tooLarge)
-		}
-		t.state.set(ch.key, next)
-		changes = append(changes, *ch)
 	}
-	return changes, evidence, nil
+	return st, nil
+}
+
+// add stages the change of an operation; nil for none.
+func (t *transaction) add(st *staged, o *operation, ch *change) error {
+	if st.evidence != nil {
+		st.evidence = append(st.evidence, o.evidence(ch))
+	}
+	if ch == nil {
+		return nil
+	}
+	next := ch.row
+	if ch.op == ssp2.OpDelete {
+		next = &rowState{deletedBy: st.commit}
+	}
+	// A small change of a large row writes all of it.
+	if st.bytes += int64(len(next.payload)); st.bytes > t.s.maxCommitBytes {
+		return o.refuse(ssp2.CodeConstraintViolation, tooLarge)
+	}
+	t.state.set(ch.key, next)
+	if t.s.references != nil {
+		t.state.refer(t.s.references.of[ch.table.Index], ch)
+	}
+	st.changes = append(st.changes, *ch)
+	return nil
 }
 
 // stageOperation decides one operation: nil for a delete of an absent row, which
@@ -171,15 +194,26 @@ func (in *incoming) writtenAfter(base int64, table *schema.Table, stored *rowSta
 
 func (r *request) sparse() bool { return r.WireVersion >= ssp2.WireV3 }
 
+func decodeIncoming(table *schema.Table, sparse bool, payload []byte) (*incoming, error) {
+	in := &incoming{payload: payload}
+	var err error
+	if sparse {
+		in.values, in.present, err = ssp2.DecodeSparseRow(table.Wire, table.PrimaryKey, payload, nil)
+	} else {
+		in.values, err = ssp2.DecodeRow(table.Wire, payload, nil)
+	}
+	return in, err
+}
+
 // decodePayload reads the payload of an upsert and checks what it must satisfy on
 // its own: the codec, and the key being the row id.
 func (o *operation) decodePayload() error {
-	in := &incoming{payload: o.Payload}
-	var err error
-	if o.commit.req.sparse() {
-		in.values, in.present, err = ssp2.DecodeSparseRow(o.table.Wire, o.table.PrimaryKey, o.Payload, nil)
-	} else {
-		in.values, err = ssp2.DecodeRow(o.table.Wire, o.Payload, nil)
+	in, err := (*incoming)(nil), error(nil)
+	if o.commit.decoded != nil {
+		in = o.commit.decoded[o.index]
+	}
+	if in == nil {
+		in, err = decodeIncoming(o.table, o.commit.req.sparse(), o.Payload)
 	}
 	if err != nil {
 		message := "the payload does not decode"
@@ -286,7 +320,7 @@ func (o *operation) insert() (*change, error) {
 		return nil, o.refuse(ssp2.CodeRowMissing, "the row does not exist")
 	case o.BaseVersion == nil && deleted && o.commit.req.sparse():
 		return nil, o.refuse(ssp2.CodeRowDeleted, "the row was deleted")
-	case !o.in.complete(len(o.table.Columns)):
+	case !o.in.complete(len(o.table.Columns)) && !o.fillIn():
 		return nil, o.refuse(ssp2.CodeRowMissing, "the row does not exist and the payload has not every column")
 	}
 	scopes, ok := o.table.RowScopes(o.in.values, nil)
@@ -308,6 +342,23 @@ func (o *operation) insert() (*change, error) {
 		return nil, err
 	}
 	return o.change(next), nil
+}
+
+// fillIn completes a new row of the host's code: what it left out is NULL, where it may be.
+func (o *operation) fillIn() bool {
+	if !o.commit.req.trusted {
+		return false
+	}
+	for col, c := range o.table.Columns {
+		if o.in.has(col) {
+			continue
+		}
+		if !c.Nullable {
+			return false
+		}
+		o.in.values[col] = ssp2.Value{Null: true}
+	}
+	return true
 }
 
 // permitsPayload authorizes the payload of an absent row (§3.4 rule 2). A sparse one

@@ -44,6 +44,7 @@ var stepNames = []struct{ contains, name string }{
 	{"rollback to savepoint", "rollback to savepoint"},
 	{"savepoint syncpg_push", "savepoint"},
 	{"sync_admit_push", "admit"},
+	{"sync_find_children", "references"},
 	{"sync_write_rows_", "write rows"},
 	{"sync_append_commits", "append"},
 	{"sync_record_outcomes", "record outcomes"},
@@ -77,18 +78,22 @@ func TestPipelineOrder(t *testing.T) {
 	trace := &steps{}
 	reads := false
 	var verdict error
-	b := setup(t, func(o *pgtest.Options, cfg *pushsvc.Config) {
+	tracing := func(o *pgtest.Options, cfg *pushsvc.Config) {
 		o.MaxConns, o.Tracer = 1, trace
 		o.Configure = func(cfg *pgxpool.Config) { // the tracer is told the text of statements
 			cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
 		}
-		cfg.Validators = map[string]pushsvc.Validator{"notes": func(_ context.Context, v *pushsvc.RowValidation) error {
+		validate := func(_ context.Context, v *pushsvc.RowValidation) error {
 			trace.note("validate row " + v.RowID)
 			if v.Row != nil && v.Row.Value("title") == "bad" {
 				return pushsvc.Reject("app.bad_row", "", nil)
 			}
 			return nil
-		}}
+		}
+		cfg.Validators = map[string]pushsvc.Validator{cfg.Schema.Tables[0].Name: validate}
+		if items, ok := cfg.Schema.Table("items"); ok {
+			cfg.Validators[items.Name] = validate
+		}
 		cfg.ValidateCommit = func(ctx context.Context, c *pushsvc.Candidate) error {
 			trace.note("validate commit")
 			if reads {
@@ -103,7 +108,8 @@ func TestPipelineOrder(t *testing.T) {
 			trace.note("plan reactions")
 			return mail(ctx, c)
 		}
-	})
+	}
+	b := setup(t, tracing)
 	c := b.client(t, ssp2.WireV2)
 	push := func(ops ...ssp2.Operation) (ssp2.PushCommit, ssp2.PushResult) {
 		k := c.commit(ops...)
@@ -148,6 +154,30 @@ func TestPipelineOrder(t *testing.T) {
 	_, result = push(b.upsert(t, "notes", note("a", "bad")), b.upsert(t, "notes", note("b", "z")))
 	require.Equal(t, "app.bad_row", result.Results[0].Code)
 	require.Equal(t, []string{"begin", "admit", "validate row a", "record outcomes", "commit"}, trace.take(), "nothing was written: no savepoint")
+
+	b = referring(t, tracing)
+	c = b.client(t, ssp2.WireV2)
+	verdict = nil
+	_, result = push(c.row(t, "lists", "l"), c.row(t, "items", "i", "list", "l"))
+	requireApplied(t, result)
+	require.Equal(t, []string{
+		"begin", "admit", "validate row l", "validate row i", "validate commit", "plan reactions",
+		"savepoint", "write rows", "write rows", "append", "store reactions", "record outcomes", "commit",
+	}, trace.take(), "what a row refers to comes with the admission")
+
+	_, result = push(remove("lists", "l"), c.row(t, "lists", "m"))
+	requireApplied(t, result)
+	require.Equal(t, []string{
+		"begin", "admit", "validate row l", "validate row m",
+		"references", "references", "validate row i", // of the list, of the item
+		"validate commit", "plan reactions",
+		"savepoint", "write rows", "write rows", "append", "store reactions", "record outcomes", "commit",
+	}, trace.take())
+
+	verdict = pushsvc.Reject("app.no", "", nil)
+	_, result = push(c.row(t, "lists", "m"), c.row(t, "items", "i", "list", "l"))
+	requireRejected(t, result, 1, ssp2.CodeReferenceViolation)
+	require.Equal(t, []string{"begin", "admit", "validate row m", "validate row i", "record outcomes", "commit"}, trace.take(), "references come before the validator of the commit")
 }
 
 // TestRulesInOrder: an operation that breaks several rules is refused by the first of

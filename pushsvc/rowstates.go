@@ -63,6 +63,17 @@ type rowStates struct {
 	known  map[rowKey]bool // rows whose state is known, as absent when rows has none
 	graves map[rowKey]bool // rows that may have a tombstone in the database
 	undo   []undone
+
+	// Of references: rows that are there, of those that are not known; and of staged
+	// rows those that may refer to a parent, more often than once perhaps.
+	parents   map[rowKey]bool
+	referring map[referringKey][]string
+}
+
+// referringKey names the children of a parent by the reference.
+type referringKey struct {
+	ref    *reference
+	parent string
 }
 
 type undone struct {
@@ -71,7 +82,31 @@ type undone struct {
 }
 
 func newRowStates() *rowStates {
-	return &rowStates{rows: map[rowKey]*rowState{}, known: map[rowKey]bool{}, graves: map[rowKey]bool{}}
+	return &rowStates{
+		rows: map[rowKey]*rowState{}, known: map[rowKey]bool{}, graves: map[rowKey]bool{},
+		parents: map[rowKey]bool{}, referring: map[referringKey][]string{},
+	}
+}
+
+// live says whether there is a row, of those known or asked for as parents.
+func (s *rowStates) live(key rowKey) bool {
+	if s.known[key] {
+		return s.get(key).exists()
+	}
+	return s.parents[key]
+}
+
+// refer notes what a staged row refers to.
+func (s *rowStates) refer(refs []*reference, ch *change) {
+	if ch.row == nil {
+		return
+	}
+	for _, ref := range refs {
+		if key, null := ref.parentKey(ch.row.values[ref.Column]); !null {
+			at := referringKey{ref, key.id}
+			s.referring[at] = append(s.referring[at], ch.key.id)
+		}
+	}
 }
 
 func (s *rowStates) load(key rowKey, version int64, payload []byte, columns []int64) {

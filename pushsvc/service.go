@@ -55,6 +55,9 @@ type Config struct {
 	ValidateCommit CommitValidator
 	// PlanReactions plans the reactions of commits (§6.9). nil: there are none.
 	PlanReactions Planner
+	// MaxCascade caps the operations that the declared references of the schema append to
+	// one commit (SEMANTICS §1). Default 1000.
+	MaxCascade int
 	// Gate is shared with the other services of a server. Default one of its own.
 	Gate *gate.Gate
 	// Events receives events.PushApplied, PushRejected or PushConflicted for each commit
@@ -84,7 +87,10 @@ type Service struct {
 	log           *slog.Logger
 	write         []pgtx.Statement // by Table.Index: schemaddl.WriteRowsSQL
 	stored        [][]int          // by Table.Index: schemaddl.StoredColumns
+	everything    scope.Resolution // of the host's own writes
 	validators    []Validator      // by Table.Index; nil when there are none
+	references    *references      // nil when there are none
+	maxCascade    int
 
 	validateCommit CommitValidator
 	planReactions  Planner
@@ -110,6 +116,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		return nil, errors.New("pushsvc: Config.Schema is required")
 	case cfg.MaxOperations < 0:
 		return nil, fmt.Errorf("pushsvc: Config.MaxOperations is %d; it must be positive, or 0 for the default of %d", cfg.MaxOperations, DefaultMaxOperations)
+	case cfg.MaxCascade < 0:
+		return nil, fmt.Errorf("pushsvc: Config.MaxCascade is %d; it must be positive, or 0 for the default of %d", cfg.MaxCascade, DefaultMaxCascade)
 	case cfg.MaxWaiting < 0 || cfg.MaxWait < 0:
 		return nil, errors.New("pushsvc: Config.MaxWaiting and Config.MaxWait must be positive, or 0 for their defaults")
 	}
@@ -118,6 +126,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		maxOperations: cmp.Or(cfg.MaxOperations, DefaultMaxOperations), gate: cfg.Gate, log: cfg.Logger, committed: cfg.Committed,
 		validateCommit:     cfg.ValidateCommit,
 		planReactions:      cfg.PlanReactions,
+		references:         newReferences(cfg.Schema),
+		maxCascade:         cmp.Or(cfg.MaxCascade, DefaultMaxCascade),
 		queues:             queues{byPartition: map[string]*queue{}},
 		queueOff:           cfg.MaxBatchOperations < 0,
 		maxBatchOperations: cmp.Or(cfg.MaxBatchOperations, DefaultMaxBatchOperations),
@@ -149,10 +159,15 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		}
 		s.validators[table.Index] = v
 	}
+	all := scope.Allowed{}
 	for _, t := range cfg.Schema.Tables {
+		for i := range t.Scopes {
+			all[t.Scopes[i].Variable] = []string{scope.Any}
+		}
 		s.write = append(s.write, pgtx.NewStatement(schemaddl.WriteRowsSQL(t)))
 		s.stored = append(s.stored, schemaddl.StoredColumns(t))
 	}
+	s.everything.Grants = scope.Compile(all)
 	return s, nil
 }
 
@@ -295,7 +310,7 @@ func (s *Service) attempt(ctx context.Context, batch []*request) error {
 	t.note()
 	if t.committed {
 		giveBack()
-		s.announce(ctx, partition, t)
+		s.announce(ctx, partition, t.committedSeq())
 	}
 	// Of a replay nothing was written and nothing is locked, so that its answer need
 	// not wait for the transaction to be closed.
@@ -303,13 +318,22 @@ func (s *Service) attempt(ctx context.Context, batch []*request) error {
 	return nil
 }
 
+// committedSeq is the newest seq of a transaction that committed something, else 0: one
+// that only recorded rejections did not.
+func (t *transaction) committedSeq() int64 {
+	if !t.committed || t.lastSeq == t.admitted.lastSeq {
+		return 0
+	}
+	return t.lastSeq
+}
+
 // announce tells of a transaction that committed.
-func (s *Service) announce(ctx context.Context, partition string, t *transaction) {
-	if s.committed == nil || t.lastSeq == t.admitted.lastSeq {
-		return // only rejections were recorded
+func (s *Service) announce(ctx context.Context, partition string, seq int64) {
+	if s.committed == nil || seq == 0 {
+		return
 	}
 	err := contain(func() error {
-		s.committed(partition, t.lastSeq)
+		s.committed(partition, seq)
 		return nil
 	})
 	if err != nil {

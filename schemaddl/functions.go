@@ -18,17 +18,17 @@ const probing = "set enable_seqscan = off\nset enable_hashjoin = off\nset enable
 // column in it is qualified.
 const useVariable = "#variable_conflict use_variable\n"
 
-// probe returns the query of one row by its key. On an empty table the scope index
+// probe returns the query of the row k.row_id by its key. On an empty table the scope index
 // seems just as good as the primary key; asked for a range in the order of row ids,
 // it would have to sort.
-func probe(table, columns, rowID string) string {
-	return probeIn("p_partition", table, columns, rowID)
+func probe(table, columns string) string {
+	return probeIn("p_partition", table, columns)
 }
 
-func probeIn(partition, table, columns, rowID string) string {
+func probeIn(partition, table, columns string) string {
 	return fmt.Sprintf("select %[1]s from %[2]s as x\n"+
-		"         where x._sync_partition = %[4]s and x._sync_row_id >= %[3]s and x._sync_row_id <= %[3]s\n"+
-		"         order by x._sync_row_id limit 1", columns, table, rowID, partition)
+		"         where x._sync_partition = %[3]s and x._sync_row_id >= k.row_id and x._sync_row_id <= k.row_id\n"+
+		"         order by x._sync_row_id limit 1", columns, table, partition)
 }
 
 // function is a generated function.
@@ -54,11 +54,17 @@ func (f *function) statements() []string {
 
 // functions returns the generated functions of a schema.
 func functions(s *schema.Schema, appSchema string) []function {
-	all := []function{prefetchRows(s, appSchema), lockTables(s, appSchema), scanRows(s, appSchema), scanByScope(s, appSchema), scanByIndex(s, appSchema)}
+	all := []function{prefetchRows(s, appSchema), lockTables(s, appSchema), scanRows(s, appSchema), scanByScope(s, appSchema), scanByIndex(s, appSchema), liveRows(s, appSchema)}
+	if hasReferences(s) {
+		all = append(all, findChildren(s, appSchema))
+	}
 	for _, t := range s.Tables {
 		all = append(all, findRows(t, appSchema), writeRows(t, appSchema))
 		if t.Materialize {
 			all = append(all, encodeRow(t, appSchema))
+		}
+		for i := range t.Scopes {
+			all = append(all, streamRows(t, i, appSchema))
 		}
 	}
 	return all
@@ -88,7 +94,7 @@ func prefetchRows(s *schema.Schema, appSchema string) function {
 	var b strings.Builder
 	b.WriteString(useVariable + "begin\n")
 	for _, t := range s.Tables {
-		row := probe(QuoteIdent(appSchema)+"."+QuoteIdent(t.Name), "x._sync_server_version, x._sync_payload, x._sync_column_versions", "k.row_id")
+		row := probe(QuoteIdent(appSchema)+"."+QuoteIdent(t.Name), "x._sync_server_version, x._sync_payload, x._sync_column_versions")
 		fmt.Fprintf(&b, `  if %[1]s = any(p_tables) then
     return query
     select k.ord::integer, r._sync_server_version, r._sync_payload, r._sync_column_versions
@@ -226,7 +232,7 @@ set plan_cache_mode = force_generic_plan
         %s
     ) as r;
 end
-`, useVariable, probe(QuoteIdent(appSchema)+"."+QuoteIdent(t.Name), "x.tableoid, x.ctid", "k.row_id"))
+`, useVariable, probe(QuoteIdent(appSchema)+"."+QuoteIdent(t.Name), "x.tableoid, x.ctid"))
 	return function{
 		signature: name + "(text, text[])", header: header, body: body,
 		comment: "Where the rows named are now: table and position. Generated from the installed schema. Takes no locks.",

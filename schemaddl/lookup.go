@@ -108,8 +108,8 @@ func lookupByIndex(b *strings.Builder, t *schema.Table, x *schema.Index, table s
 	static := fmt.Sprintf(found,
 		fmt.Sprintf("select t._sync_row_id as row_id from %s as t\n             where t._sync_partition = p_partition and %s >= %s and %s <= %s\n             order by %s",
 			table, row, wanted, row, wanted, strings.Join(columns, ", ")),
-		"p_after", "p_limit", probe(table, rowPayload, "k.row_id"))
-	before, after, _ := strings.Cut(fmt.Sprintf(found, "\x00", "$3", "$4", probeIn("$1", table, rowPayload, "k.row_id")), "\x00")
+		"p_after", "p_limit", probe(table, rowPayload))
+	before, after, _ := strings.Cut(fmt.Sprintf(found, "\x00", "$3", "$4", probeIn("$1", table, rowPayload)), "\x00")
 	fmt.Fprintf(b, `  if p_table = %s and p_index = %s then
     if array_position(p_values, null) is null then
       return query

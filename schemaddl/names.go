@@ -77,6 +77,24 @@ const (
 	encodePrefix    = "sync_encode_"
 )
 
+// streamRowsPrefix is the prefix of the function that reads by a scope of the table.
+func streamRowsPrefix(driving int) string { return fmt.Sprintf("sync_scan_rows_%d_", driving+1) }
+
+// StreamRowsSQL is the statement that reads rows of a table by the values of one of its
+// scope variables, the one at index driving of its scopes. Parameters: partition, the
+// values (text[]), the row id behind which to begin among the rows of the first value,
+// the scopes whose later variables have to match too (a JSON object of variable to
+// values, text), the size over which a payload is left out (integer), the most rows to
+// return (integer). Columns: index of the value, counted from 1; row id; server
+// version; payload, NULL when it is left out. Rows come in the order of the values,
+// then of row ids.
+//
+// The plans of the transaction must be pinned (PullPinPlans).
+func StreamRowsSQL(t *schema.Table, driving int) string {
+	return "select r.value_ord, r.row_id, r.server_version, r.payload from " +
+		functionName(streamRowsPrefix(driving), t) + "($1,$2,$3,$4,$5,$6) as r"
+}
+
 // WriteRowsSQL is the statement that writes rows of a table: deletes first, then
 // upserts in array order. Parameters, n upserts and a table with k columns of a
 // kind: partition, deleted row ids (text[]), row ids (text[n]), server versions

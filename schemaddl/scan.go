@@ -161,3 +161,47 @@ func scopeFilters(t *schema.Table, driving int) string {
 	}
 	return filters.String()
 }
+
+// streamRows generates the function that reads the rows of one table by one driving
+// variable. It is a plain query in the language SQL without settings, so that the
+// planner puts it in the place of its call and rows come as they are found; a function
+// that is called would hand them over when it has found the last. Who calls it turns
+// off every way to read a table but by an index in order (PullPinPlans); for the
+// conditions see [scanRows].
+//
+// The parameters have numbers, since columns of the app may have any name.
+func streamRows(t *schema.Table, driving int, appSchema string) function {
+	name := functionName(streamRowsPrefix(driving), t)
+	column := "t." + QuoteIdent(t.Columns[t.Scopes[driving].Column].Name)
+	var filters strings.Builder
+	for _, sc := range t.Scopes[driving+1:] {
+		fmt.Fprintf(&filters, `
+       and ((select not $4::jsonb ? %[1]s)
+            or t.%[2]s = any((select array(select e.value::%[3]s from jsonb_array_elements_text($4::jsonb -> %[1]s) as e(value)))::%[3]s[]))`,
+			quoteLiteral(sc.Variable), QuoteIdent(t.Columns[sc.Column].Name), columnType(t, sc.Column))
+	}
+	return function{
+		signature: name + "(text, text[], text, text, integer, integer)",
+		header: fmt.Sprintf(`create or replace function %s(
+  p_partition text, p_values text[], p_after text, p_scopes text, p_max_bytes integer, p_limit integer)
+returns table (value_ord integer, row_id text, server_version bigint, payload bytea)
+language sql stable
+as `, name),
+		body: fmt.Sprintf(`select u.ord::integer, r.row_id, r.server_version, r.payload
+  from unnest((select $2::%[1]s[])) with ordinality as u(value, ord)
+ cross join lateral (
+    select t._sync_row_id as row_id, t._sync_server_version as server_version,
+           case when octet_length(t._sync_payload) <= $5 then t._sync_payload end as payload
+      from %[2]s.%[3]s as t
+     where t._sync_partition = $1
+       and (%[4]s, t._sync_row_id) > (u.value, case when u.ord = 1 then $3 else '' end)
+       and %[4]s <= u.value%[5]s
+     order by %[4]s, t._sync_row_id
+ ) as r
+ order by u.ord
+ limit $6
+`, columnType(t, t.Scopes[driving].Column), QuoteIdent(appSchema), QuoteIdent(t.Name), column, filters.String()),
+		comment: fmt.Sprintf("Rows of the table whose %s is one of p_values, in the order of the values, then of row ids, and that match the variables after it in p_scopes (a JSON object of variable to values). It begins behind row p_after of the first value; at most p_limit rows. The payload of a row over p_max_bytes is NULL. For a caller that pins its plans (PullPinPlans). Generated from the installed schema. Takes no locks.",
+			t.Scopes[driving].Variable),
+	}
+}

@@ -3,7 +3,7 @@
 
 CREATE SCHEMA syncpg;
 
-CREATE FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint) RETURNS TABLE(locked boolean, oversized boolean, log_epoch text, epoch_required boolean, schema_version integer, pending_projection text, max_commit_seq bigint, horizon_seq bigint, client_actors text[], outcome_ords integer[], outcome_statuses smallint[], outcome_seqs bigint[], outcome_results bytea[], outcome_details text[], outcome_recorded bigint[], outcome_ids uuid[], row_ords integer[], row_versions bigint[], row_payloads bytea[], row_column_versions text[], tombstone_ords integer[], tombstone_seqs bigint[], single_tables text[])
+CREATE FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint, p_parent_tables text[], p_parent_rows text[], p_reached_tables text[]) RETURNS TABLE(locked boolean, oversized boolean, log_epoch text, epoch_required boolean, schema_version integer, pending_projection text, max_commit_seq bigint, horizon_seq bigint, client_actors text[], outcome_ords integer[], outcome_statuses smallint[], outcome_seqs bigint[], outcome_results bytea[], outcome_details text[], outcome_recorded bigint[], outcome_ids uuid[], row_ords integer[], row_versions bigint[], row_payloads bytea[], row_column_versions text[], tombstone_ords integer[], tombstone_seqs bigint[], single_tables text[], parent_ords integer[])
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -58,7 +58,10 @@ begin
      order by k.ord);
 
   if locked then
-    single_tables := syncpg.sync_lock_tables(p_tables);
+    single_tables := syncpg.sync_lock_tables(p_tables || p_reached_tables);
+    if cardinality(p_parent_rows) > 0 then
+      parent_ords := syncpg.sync_live_rows(p_partition, p_parent_tables, p_parent_rows);
+    end if;
 
     select array_agg(r.ord), array_agg(r.server_version),
            array_agg(r.payload) filter (where r.bytes <= p_max_bytes),
@@ -81,7 +84,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint) IS 'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, the tables that need a statement per operation (sync_lock_tables). In arrays, 0 and '''' stand for no seq, no details, no owner, no column versions. Outcomes or rows of more than p_max_bytes are not returned: oversized. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then the app tables named, ROW EXCLUSIVE.';
+COMMENT ON FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint, p_parent_tables text[], p_parent_rows text[], p_reached_tables text[]) IS 'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, the tables that need a statement per operation (sync_lock_tables), those of p_reached_tables included, and which of the parents (p_parent_tables[i], p_parent_rows[i]) are rows. In arrays, 0 and '''' stand for no seq, no details, no owner, no column versions. Outcomes or rows of more than p_max_bytes are not returned: oversized. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then the app tables named and reached, ROW EXCLUSIVE.';
 
 CREATE FUNCTION syncpg.sync_append_commits(p_partition text, p_base_seq bigint, p_now bigint, p_writer_version integer, p_client_ids text[], p_commit_ids text[], p_actor_ids text[], p_change_counts integer[], p_change_commits integer[], p_change_indexes integer[], p_change_tables text[], p_change_rows text[], p_change_ops smallint[], p_change_versions bigint[], p_change_payloads bytea[], p_change_scope_sets integer[], p_scope_sets text[], p_tombstone_commits integer[], p_tombstone_tables text[], p_tombstone_rows text[], p_cleared_tables text[], p_cleared_rows text[]) RETURNS bigint
     LANGUAGE plpgsql
@@ -223,6 +226,174 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_claim_reactions(p_partition text, p_types text[], p_owner text, p_now bigint, p_lease_until bigint, p_limit integer) IS 'Leases up to p_limit reactions of the types to p_owner until p_lease_until and counts the attempt: pending ones that are due and leased ones whose lease has expired at p_now. Oldest first within a type; the type with the oldest comes first. Meant for READ COMMITTED; other levels fail (40001) where this one passes over. Locks: the reactions it returns; never waits for one.';
 
+CREATE FUNCTION syncpg.sync_compact_log(p_partition text, p_log_epoch text, p_after bigint, p_older_than bigint, p_limit integer, p_alone boolean) RETURNS TABLE(busy boolean, log_epoch text, compacted_seq bigint, changes bigint, finished boolean)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+  v_from   bigint;
+  v_end    bigint;
+  v_young  bigint;
+  v_seqs   bigint[];
+  v_tables text[];
+  v_keys   text[];
+begin
+  busy := p_alone and not pg_try_advisory_xact_lock(1937337955, 1);
+  changes := 0;
+  finished := true;
+  if busy then
+    return next;
+    return;
+  end if;
+  perform pg_advisory_xact_lock(hashtextextended('syncpg log ' || p_partition, 0));
+
+  select r.log_epoch, greatest(p.horizon_seq, p_after), p.max_commit_seq
+    into sync_compact_log.log_epoch, v_from, v_end
+    from syncpg.sync_partitions as p
+    join syncpg.sync_partition_registry as r on r.partition = p.partition
+   where p.partition = p_partition;
+  compacted_seq := v_from;
+  if log_epoch is distinct from p_log_epoch then
+    return next;
+    return;
+  end if;
+
+  select x.commit_seq, false into v_end, finished
+    from syncpg.sync_changes as x
+   where x.partition = p_partition and x.commit_seq > v_from and x.commit_seq <= v_end
+   order by x.commit_seq, x.change_index
+  offset p_limit limit 1;
+  if not found then
+    select p.max_commit_seq, true into v_end, finished
+      from syncpg.sync_partitions as p where p.partition = p_partition;
+  end if;
+  select y.commit_seq into v_young
+    from syncpg.sync_commits as y
+   where y.partition = p_partition and y.commit_seq > v_from and y.commit_seq <= v_end
+     and y.created_at_ms >= p_older_than
+   order by y.commit_seq
+   limit 1;
+  if found then
+    v_end := v_young - 1;
+    finished := true;
+  end if;
+  compacted_seq := v_end;
+
+  with gone as (
+    delete from syncpg.sync_changes as c
+     using (
+       select x.ctid,
+              row_number() over (partition by x.table_name, x.row_id, x.scopes
+                                 order by x.commit_seq desc, x.change_index desc) as newest
+         from syncpg.sync_changes as x
+        where x.partition = p_partition and x.commit_seq > v_from and x.commit_seq <= v_end
+     ) as s
+     where s.newest > 1 and c.ctid = s.ctid
+    returning c.commit_seq, c.table_name, c.scopes
+  ), entries as (
+    select distinct g.commit_seq, g.table_name, k.scope_key
+      from (select distinct g.commit_seq, g.table_name, g.scopes from gone as g) as g
+      cross join lateral unnest(g.scopes) as k(scope_key)
+  )
+  select (select count(*) from gone), array_agg(e.commit_seq), array_agg(e.table_name), array_agg(e.scope_key)
+    into changes, v_seqs, v_tables, v_keys
+    from entries as e;
+
+  delete from syncpg.sync_change_scopes as s
+   using unnest(v_seqs, v_tables, v_keys) as e(commit_seq, table_name, scope_key)
+   cross join lateral (
+     select x.ctid from syncpg.sync_change_scopes as x
+      where x.partition = p_partition and x.table_name = e.table_name and x.scope_key = e.scope_key
+        and x.commit_seq = e.commit_seq
+      limit 1
+   ) as x
+   where s.ctid = x.ctid
+     and not exists (
+       select 1 from syncpg.sync_changes as c
+        where c.partition = p_partition and c.commit_seq = e.commit_seq
+          and c.table_name = e.table_name and e.scope_key = any (c.scopes));
+  return next;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_compact_log(p_partition text, p_log_epoch text, p_after bigint, p_older_than bigint, p_limit integer, p_alone boolean) IS 'One batch of compaction (§4.6): of the changes after p_after in commits made before p_older_than, about p_limit of them, deletes each that a later one of these, of the same row under the same scopes, supersedes, and the scope entries that lead to none any more. A change under other scopes supersedes nothing: who sees the one may not see the other. Commits stay. compacted_seq is where the next batch begins, finished that there is none. Nothing is done when log_epoch, the epoch found, is not p_log_epoch (NULL: no such partition), or when another process prunes (busy, only with p_alone). READ COMMITTED only. Locks: see the head of this file, the partition''s row not among them; then the rows it deletes.';
+
+CREATE FUNCTION syncpg.sync_delete_expired_segments(p_after text, p_now bigint, p_limit integer, p_max_bytes bigint, p_max_partitions integer) RETURNS TABLE(deleted integer, next_after text)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+  v_previous text;
+  v_partition text := p_after;
+  v_expires bigint;
+  v_rows tid[];
+  v_ids text[];
+  v_bytes bigint;
+  v_deleted integer := 0;
+  v_left bigint := p_max_bytes;
+begin
+  for v_seen in 1 .. p_max_partitions loop
+    v_previous := v_partition;
+    select s.partition, s.expires_at_ms into v_partition, v_expires
+      from syncpg.sync_segments as s
+     where s.partition > v_previous
+     order by s.partition, s.expires_at_ms
+     limit 1;
+    if not found then
+      return query select v_deleted, null::text;
+      return;
+    end if;
+    continue when v_expires > p_now;
+    -- The rows that others extend just now are left alone.
+    select array_agg(w.row), array_agg(distinct w.segment_id), coalesce(sum(w.byte_length), 0)
+      into v_rows, v_ids, v_bytes
+      from (select x.row, x.segment_id, x.byte_length,
+                   sum(x.byte_length) over (order by x.expires_at_ms, x.row) - x.byte_length as before
+              from (select s.ctid as row, s.segment_id, s.byte_length, s.expires_at_ms
+                      from syncpg.sync_segments as s
+                     where s.partition = v_partition and s.expires_at_ms <= p_now
+                     order by s.expires_at_ms
+                     limit p_limit - v_deleted
+                       for update skip locked) as x) as w
+     where w.before < v_left;
+    continue when v_rows is null;
+    delete from syncpg.sync_segments as s
+     where s.ctid = any (v_rows);
+    perform from syncpg.sync_segment_chunks as c
+      where c.partition = v_partition and c.segment_id = any (v_ids) and c.chunk_index = 0
+      order by c.segment_id
+      for update;
+    delete from syncpg.sync_segment_chunks as c
+     where c.partition = v_partition and c.segment_id = any (v_ids)
+       and (select true from syncpg.sync_segments as s
+             where s.partition = v_partition and s.segment_id = c.segment_id
+             order by s.partition, s.segment_id, s.scope_digest, s.description limit 1) is null;
+    v_deleted := v_deleted + cardinality(v_rows);
+    v_left := v_left - v_bytes;
+    if v_deleted >= p_limit or v_left <= 0 then
+      return query select v_deleted, v_previous;
+      return;
+    end if;
+  end loop;
+  return query select v_deleted, v_partition;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_delete_expired_segments(p_after text, p_now bigint, p_limit integer, p_max_bytes bigint, p_max_partitions integer) IS 'Deletes expired descriptions of segments, and the bytes that none is left of, in the partitions behind p_after: at most p_limit, of about p_max_bytes (at least one), in at most p_max_partitions. next_after is where to go on, null at the end. Locks the descriptions it deletes, past those that others hold, then chunk 0 of their segments, for which it may wait for a put that adds a description.';
+
 CREATE FUNCTION syncpg.sync_enqueue_reactions(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_commit_seqs bigint[], p_keys text[], p_idempotency_keys text[], p_types text[], p_versions integer[], p_payloads text[], p_max_attempts integer[]) RETURNS integer
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -263,6 +434,35 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_extend_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_owner text, p_lease_until bigint) IS 'Extends the lease that p_owner holds on a reaction, never shortens it. False: p_owner does not hold it any more. Locks: the reaction.';
 
+CREATE FUNCTION syncpg.sync_find_news(p_partitions text[], p_seqs bigint[], p_epochs text[], p_schema_version integer) RETURNS TABLE(ord integer)
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+    select u.ord::integer
+      from unnest(p_partitions, p_seqs, p_epochs) with ordinality as u(partition, seq, epoch, ord)
+      left join lateral (
+        select p.max_commit_seq from syncpg.sync_partitions as p where p.partition = u.partition limit 1
+      ) as p on true
+      left join lateral (
+        select r.log_epoch from syncpg.sync_partition_registry as r where r.partition = u.partition limit 1
+      ) as r on true
+     where coalesce(p.max_commit_seq, 0) <> u.seq
+        or coalesce(r.log_epoch, '') <> u.epoch
+        or coalesce((select m.schema_version from syncpg.sync_schema_meta as m where m.partition = ''), 0) <> p_schema_version;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_find_news(p_partitions text[], p_seqs bigint[], p_epochs text[], p_schema_version integer) IS 'Which i have news: the newest commit of the partition p_partitions[i] is not p_seqs[i], or its epoch is not p_epochs[i] ('''': it has none), or another schema version than p_schema_version (0: none) is installed. Takes no locks.';
+
 CREATE FUNCTION syncpg.sync_find_outcomes(p_partition text, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[]) RETURNS TABLE(ord integer, status smallint, commit_seq bigint, results bytea, details text, recorded_at_ms bigint, outcome_id uuid)
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -287,6 +487,29 @@ end
 $$;
 
 COMMENT ON FUNCTION syncpg.sync_find_outcomes(p_partition text, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[]) IS 'The stored outcomes of the commits (p_client_ids[p_commit_clients[i]], p_commit_ids[i]); ord is i. Takes no locks.';
+
+CREATE FUNCTION syncpg.sync_find_segments(p_partition text, p_scope_digest text, p_table_name text, p_log_epoch text, p_media_type smallint, p_schema_version integer, p_now bigint, p_limit integer) RETURNS TABLE(segment_id text, as_of_commit_seq bigint, row_cursor text, next_row_cursor text, row_count bigint, byte_length bigint, expires_at_ms bigint)
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+    select s.segment_id, s.as_of_commit_seq, s.row_cursor, s.next_row_cursor, s.row_count, s.byte_length, s.expires_at_ms
+      from syncpg.sync_segments as s
+     where s.partition = p_partition and s.scope_digest = p_scope_digest and s.table_name = p_table_name
+       and s.log_epoch = p_log_epoch and s.media_type = p_media_type and s.schema_version = p_schema_version
+       and s.expires_at_ms > p_now
+     order by s.as_of_commit_seq desc
+     limit p_limit;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_find_segments(p_partition text, p_scope_digest text, p_table_name text, p_log_epoch text, p_media_type smallint, p_schema_version integer, p_now bigint, p_limit integer) IS 'The segments of a key that have not expired, newest pin first, in no order within a pin. Takes no locks.';
 
 CREATE FUNCTION syncpg.sync_list_due_partitions(p_types text[], p_now bigint, p_after text, p_limit integer) RETURNS TABLE(partition text)
     LANGUAGE plpgsql STABLE
@@ -327,6 +550,32 @@ end
 $$;
 
 COMMENT ON FUNCTION syncpg.sync_list_due_partitions(p_types text[], p_now bigint, p_after text, p_limit integer) IS 'The first p_limit partitions after p_after, in byte order, that have a reaction of the types to claim at p_now. Takes no locks.';
+
+CREATE FUNCTION syncpg.sync_list_prunable_partitions(p_after text, p_more_than bigint, p_limit integer) RETURNS TABLE(partition text)
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+  select r.partition
+    from syncpg.sync_partition_registry as r
+    cross join lateral (
+      select p.max_commit_seq - p.horizon_seq as commits from syncpg.sync_partitions as p where p.partition = r.partition limit 1
+    ) as p
+   where r.partition > p_after and p.commits > p_more_than
+   order by r.partition
+   limit p_limit;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_list_prunable_partitions(p_after text, p_more_than bigint, p_limit integer) IS 'The first p_limit partitions after p_after, in byte order, whose log holds more than p_more_than commits. Takes no locks.';
 
 CREATE FUNCTION syncpg.sync_list_reactions(p_partition text, p_state text, p_after_ms bigint, p_after_client text, p_after_commit text, p_after_key text, p_limit integer) RETURNS TABLE(client_id text, client_commit_id text, reaction_key text, idempotency_key text, commit_seq bigint, reaction_type text, reaction_version integer, payload text, state text, attempts integer, max_attempts integer, due_at_ms bigint, lease_owner text, failure_code text, failure_details text, failed_at_ms bigint, created_at_ms bigint, finished_at_ms bigint)
     LANGUAGE plpgsql STABLE
@@ -378,6 +627,17 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_list_reactions(p_partition text, p_state text, p_after_ms bigint, p_after_client text, p_after_commit text, p_after_key text, p_limit integer) IS 'One page of a partition''s reactions of a state, after the position p_after_*. Pending and leased ones: the one due first comes first, and all unfinished ones are looked at; completed ones and dead letters: the newest comes first. Takes no locks.';
 
+CREATE FUNCTION syncpg.sync_live_rows(p_partition text, p_tables text[], p_row_ids text[]) RETURNS integer[]
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  return '{}';
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_live_rows(p_partition text, p_tables text[], p_row_ids text[]) IS 'The i for which (p_tables[i], p_row_ids[i]) is a row, of tables that a reference names as parent. Body generated from the installed schema: one branch per parent table. Takes no locks.';
+
 CREATE FUNCTION syncpg.sync_lock_tables(p_tables text[]) RETURNS text[]
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -404,8 +664,8 @@ begin
     from syncpg.sync_partition_registry as r
    where r.partition = p_partition;
   if not found then
-    insert into syncpg.sync_partition_registry (partition, log_epoch, created_at_ms, last_seen_ms)
-    values (p_partition, p_log_epoch, p_now, p_now)
+    insert into syncpg.sync_partition_registry (partition, log_epoch, epoch_required, created_at_ms, last_seen_ms)
+    values (p_partition, p_log_epoch, exists (select 1 from syncpg.sync_epoch_rule as e where e.partition = ''), p_now, p_now)
     on conflict (partition) do nothing;
     insert into syncpg.sync_partitions (partition) values (p_partition)
     on conflict (partition) do nothing;
@@ -423,7 +683,87 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_open_partition(p_partition text, p_log_epoch text, p_now bigint) IS 'The log epoch of a partition (§2.1), creating the partition with the proposed epoch when it is new; refreshes last_seen_ms when it is over a minute old. Call it in a transaction of its own: it may turn synchronous_commit off for it. Locks: the registry row, only when it writes.';
+COMMENT ON FUNCTION syncpg.sync_open_partition(p_partition text, p_log_epoch text, p_now bigint) IS 'The log epoch of a partition (§2.1), creating the partition with the proposed epoch when it is new (wire version 1 is refused there once all epochs were rotated, see sync_epoch_rule); refreshes last_seen_ms when it is over a minute old. Call it in a transaction of its own: it may turn synchronous_commit off for it. Locks: the registry row, only when it writes.';
+
+CREATE FUNCTION syncpg.sync_open_segment(p_partition text, p_segment_id text, p_scope_digest text, p_log_epoch text, p_now bigint) RETURNS TABLE(known boolean, described boolean, log_epoch text, table_name text, media_type smallint, schema_version integer, as_of_commit_seq bigint, row_cursor text, next_row_cursor text, row_count bigint, byte_length bigint, expires_at_ms bigint, first_chunk bytea)
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET enable_sort TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+    select true, true, s.log_epoch, s.table_name, s.media_type, s.schema_version,
+           s.as_of_commit_seq, s.row_cursor, s.next_row_cursor, s.row_count, s.byte_length, s.expires_at_ms, c.body
+      from syncpg.sync_segments as s
+      join syncpg.sync_segment_chunks as c
+        on c.partition = s.partition and c.segment_id = s.segment_id and c.chunk_index = 0
+     where s.partition = p_partition and s.segment_id = p_segment_id and s.scope_digest = p_scope_digest
+       and s.log_epoch = p_log_epoch and s.expires_at_ms > p_now
+     order by s.partition, s.segment_id, s.scope_digest, s.description
+     limit 1;
+  if found then
+    return;
+  end if;
+  return query
+    select (select true from syncpg.sync_segments as s
+             where s.partition = p_partition and s.segment_id = p_segment_id
+             order by s.partition, s.segment_id, s.scope_digest, s.description limit 1) is not null,
+           (select true from syncpg.sync_segments as s
+             where s.partition = p_partition and s.segment_id = p_segment_id and s.scope_digest = p_scope_digest
+             order by s.partition, s.segment_id, s.scope_digest, s.description limit 1) is not null,
+           null::text, null::text, null::smallint, null::integer,
+           null::bigint, null::text, null::text, null::bigint, null::bigint, null::bigint, null::bytea;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_open_segment(p_partition text, p_segment_id text, p_scope_digest text, p_log_epoch text, p_now bigint) IS 'Finds a segment for a holder of the scopes (§5.5). One row: with the first chunk when it may be read, else with nulls, where known says that the partition has the segment and described that it has it for these scopes: expired, or of another log epoch. Takes no locks.';
+
+CREATE FUNCTION syncpg.sync_plan_prune(p_partition text, p_active_since bigint, p_older_than bigint, p_keep bigint) RETURNS TABLE(log_epoch text, max_commit_seq bigint, horizon_seq bigint, active_clients bigint, least_cursor bigint, target_seq bigint)
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+  v_free   bigint;
+  v_forced bigint;
+begin
+  select r.log_epoch, p.max_commit_seq, p.horizon_seq
+    into sync_plan_prune.log_epoch, sync_plan_prune.max_commit_seq, sync_plan_prune.horizon_seq
+    from syncpg.sync_partitions as p
+    join syncpg.sync_partition_registry as r on r.partition = p.partition
+   where p.partition = p_partition;
+  if not found then
+    return next;
+    return;
+  end if;
+  select count(*), min(c.cursor) into active_clients, least_cursor
+    from syncpg.sync_clients as c
+   where c.partition = p_partition and c.cursor is not null and c.updated_at_ms >= p_active_since;
+  v_free := greatest(horizon_seq, coalesce(least(least_cursor, max_commit_seq), max_commit_seq));
+  if p_older_than is not null then
+    select y.commit_seq - 1 into v_forced
+      from syncpg.sync_commits as y
+     where y.partition = p_partition and y.commit_seq > v_free and y.commit_seq <= max_commit_seq - p_keep
+       and y.created_at_ms >= p_older_than
+     order by y.commit_seq
+     limit 1;
+    v_forced := coalesce(v_forced, max_commit_seq);
+  end if;
+  target_seq := greatest(horizon_seq, least(max_commit_seq - p_keep, greatest(v_free, v_forced)));
+  return next;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_plan_prune(p_partition text, p_active_since bigint, p_older_than bigint, p_keep bigint) IS 'Up to where the log of a partition could be pruned now (§4.6), always one row, of NULLs when the partition does not exist: its newest commit and horizon, the clients with a cursor that pulled at p_active_since or later and the least of their cursors, and the horizon that would result: that cursor, or past it over commits made before p_older_than, and never above the newest p_keep commits. NULL for p_active_since: no client counts; for p_older_than: no cursor is passed. Takes no locks.';
 
 CREATE FUNCTION syncpg.sync_prefetch_rows(p_partition text, p_tables text[], p_row_ids text[]) RETURNS TABLE(ord integer, server_version bigint, payload bytea, column_versions bigint[])
     LANGUAGE plpgsql STABLE
@@ -435,6 +775,114 @@ end
 $$;
 
 COMMENT ON FUNCTION syncpg.sync_prefetch_rows(p_partition text, p_tables text[], p_row_ids text[]) IS 'The current rows named by (p_tables[i], p_row_ids[i]); ord is i. Body generated from the installed schema: one branch per table. Takes no locks.';
+
+CREATE FUNCTION syncpg.sync_prune_log(p_partition text, p_log_epoch text, p_active_since bigint, p_older_than bigint, p_keep bigint, p_limit integer, p_alone boolean) RETURNS TABLE(busy boolean, log_epoch text, previous_seq bigint, horizon_seq bigint, commits bigint, changes bigint, tombstones bigint, waited_for boolean)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+  v_max  bigint;
+  v_free bigint;
+  v_end  bigint;
+  v_dead tid[];
+begin
+  busy := p_alone and not pg_try_advisory_xact_lock(1937337955, 1);
+  commits := 0;
+  changes := 0;
+  tombstones := 0;
+  waited_for := false;
+  if busy then
+    return next;
+    return;
+  end if;
+  perform pg_advisory_xact_lock(hashtextextended('syncpg log ' || p_partition, 0));
+
+  select p.max_commit_seq, p.horizon_seq into v_max, previous_seq
+    from syncpg.sync_partitions as p where p.partition = p_partition for update;
+  select r.log_epoch into sync_prune_log.log_epoch
+    from syncpg.sync_partition_registry as r where r.partition = p_partition;
+  horizon_seq := previous_seq;
+  if v_max is null or log_epoch is distinct from p_log_epoch then
+    return next;
+    return;
+  end if;
+
+  -- Under the lock: a client that came back while this waited for it counts.
+  select min(c.cursor) into v_free
+    from syncpg.sync_clients as c
+   where c.partition = p_partition and c.cursor is not null and c.updated_at_ms >= p_active_since;
+
+  select max(s.commit_seq) into v_end
+    from (
+      select c.commit_seq,
+             sum(c.change_count + 1) over w - c.change_count - 1 as before,
+             bool_and(c.commit_seq <= coalesce(v_free, v_max) or coalesce(c.created_at_ms < p_older_than, false)) over w as free
+        from (
+          select y.commit_seq, y.change_count, y.created_at_ms
+            from syncpg.sync_commits as y
+           where y.partition = p_partition and y.commit_seq > previous_seq and y.commit_seq <= v_max - p_keep
+           order by y.commit_seq
+           limit p_limit
+        ) as c
+      window w as (order by c.commit_seq)
+    ) as s
+   where s.before < p_limit and s.free;
+  if v_end is null then
+    return next;
+    return;
+  end if;
+
+  with gone as (
+    delete from syncpg.sync_changes as x
+     where x.partition = p_partition and x.commit_seq > previous_seq and x.commit_seq <= v_end
+    returning x.commit_seq, x.table_name, x.scopes
+  ), entries as (
+    select distinct g.commit_seq, g.table_name, k.scope_key
+      from (select distinct g.commit_seq, g.table_name, g.scopes from gone as g) as g
+      cross join lateral unnest(g.scopes) as k(scope_key)
+  ), gone_entries as (
+    delete from syncpg.sync_change_scopes as s
+     using entries as e
+     cross join lateral (
+       select x.ctid from syncpg.sync_change_scopes as x
+        where x.partition = p_partition and x.table_name = e.table_name and x.scope_key = e.scope_key
+          and x.commit_seq = e.commit_seq
+        limit 1
+     ) as x
+     where s.ctid = x.ctid
+  )
+  select count(*) into changes from gone;
+
+  v_dead := array(
+    select x.ctid from syncpg.sync_tombstones as x
+     where x.partition = p_partition and x.commit_seq > previous_seq and x.commit_seq <= v_end
+     order by x.commit_seq);
+  delete from syncpg.sync_tombstones as t using unnest(v_dead) as d(ctid) where t.ctid = d.ctid;
+  tombstones := cardinality(v_dead);
+
+  delete from syncpg.sync_commits as y
+   where y.partition = p_partition and y.commit_seq > previous_seq and y.commit_seq <= v_end;
+  get diagnostics commits = row_count;
+
+  update syncpg.sync_partitions as p set horizon_seq = v_end where p.partition = p_partition;
+  horizon_seq := v_end;
+
+  waited_for := exists (
+    select 1 from pg_locks as l
+     where l.locktype = 'transactionid' and not l.granted and l.transactionid = pg_current_xact_id()::xid);
+  return next;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_prune_log(p_partition text, p_log_epoch text, p_active_since bigint, p_older_than bigint, p_keep bigint, p_limit integer, p_alone boolean) IS 'One batch of pruning (§4.6): advances the horizon of a partition and deletes the commits up to it with their changes, scope entries and tombstones. How far it may go is decided under the partition lock, as sync_plan_prune says; one batch ends with the commit that makes it reach p_limit rows of commits and changes. Nothing is done when log_epoch, the epoch found, is not p_log_epoch (NULL: no such partition), or when another process prunes (busy, only with p_alone). waited_for: somebody waits for the partition by now. READ COMMITTED only. Locks: see the head of this file; then the rows it deletes.';
 
 CREATE FUNCTION syncpg.sync_prune_reactions(p_partition text, p_completed_before bigint, p_dead_letter_before bigint, p_limit integer) RETURNS TABLE(completed integer, dead_letters integer)
     LANGUAGE plpgsql
@@ -476,6 +924,42 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_prune_reactions(p_partition text, p_completed_before bigint, p_dead_letter_before bigint, p_limit integer) IS 'Deletes up to p_limit finished reactions, oldest first: completed ones finished before p_completed_before, then dead letters that failed before p_dead_letter_before; NULL keeps all of them. Returns how many of each. Meant for READ COMMITTED, as the claim is. Locks: the reactions it deletes; passes over those that others hold.';
 
+CREATE FUNCTION syncpg.sync_put_segment(p_partition text, p_segment_id text, p_scope_digest text, p_description bytea, p_log_epoch text, p_table_name text, p_media_type smallint, p_schema_version integer, p_as_of_commit_seq bigint, p_row_cursor text, p_next_row_cursor text, p_row_count bigint, p_byte_length bigint, p_expires_at bigint, p_first_chunk bytea) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    AS $$
+begin
+  insert into syncpg.sync_segments as s
+    (partition, segment_id, scope_digest, description, log_epoch, table_name, media_type, schema_version,
+     as_of_commit_seq, row_cursor, next_row_cursor, row_count, byte_length, expires_at_ms)
+  values
+    (p_partition, p_segment_id, p_scope_digest, p_description, p_log_epoch, p_table_name, p_media_type, p_schema_version,
+     p_as_of_commit_seq, p_row_cursor, p_next_row_cursor, p_row_count, p_byte_length, p_expires_at)
+  on conflict (partition, segment_id, scope_digest, description) do update
+    set expires_at_ms = greatest(s.expires_at_ms, excluded.expires_at_ms);
+  loop
+    insert into syncpg.sync_segment_chunks (partition, segment_id, chunk_index, body)
+    values (p_partition, p_segment_id, 0, p_first_chunk)
+    on conflict (partition, segment_id, chunk_index) do nothing;
+    if found then
+      return true;
+    end if;
+    -- Who deletes the bytes looks for descriptions while it holds chunk 0: it sees ours,
+    -- or has deleted them when we get here.
+    perform from syncpg.sync_segment_chunks as c
+      where c.partition = p_partition and c.segment_id = p_segment_id and c.chunk_index = 0
+      for key share;
+    if found then
+      return false;
+    end if;
+  end loop;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_put_segment(p_partition text, p_segment_id text, p_scope_digest text, p_description bytea, p_log_epoch text, p_table_name text, p_media_type smallint, p_schema_version integer, p_as_of_commit_seq bigint, p_row_cursor text, p_next_row_cursor text, p_row_count bigint, p_byte_length bigint, p_expires_at bigint, p_first_chunk bytea) IS 'Describes a segment and stores its first chunk (§5.1). True: the bytes are new, and the caller stores the other chunks in the same transaction. False: they were there, only the expiry was moved on. Waits for who stores or deletes the same bytes; locks the description, then chunk 0.';
+
 CREATE FUNCTION syncpg.sync_read_client(p_partition text, p_client_id text) RETURNS TABLE(actor_id text, wire_version smallint, cursor bigint, subscriptions text, max_commit_seq bigint)
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -492,6 +976,86 @@ end
 $$;
 
 COMMENT ON FUNCTION syncpg.sync_read_client(p_partition text, p_client_id text) IS 'What the newest pull of a client left (§8.1): actor, wire version, cursor and subscription list, NULL where there is none; and the newest commit of the partition. Always one row. Locks: none.';
+
+CREATE FUNCTION syncpg.sync_read_news(p_partitions text[], p_seqs bigint[], p_max_behind bigint, p_max_commits integer, p_commit_bytes bigint, p_max_bytes bigint) RETURNS TABLE(ord integer, commit_seq bigint, created_at_ms bigint, actor_id text, bytes bigint, table_name text, row_id text, op smallint, row_version bigint, scopes text[], payload bytea, max_commit_seq bigint, horizon_seq bigint, log_epoch text, schema_version integer)
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+  v_partition text;
+  v_from      bigint;
+  v_max       bigint;
+  v_horizon   bigint;
+  v_epoch     text;
+  v_schema    integer;
+  v_changes   integer;
+  v_cost      bigint;
+  v_total     bigint := 0;  -- bytes returned, with an allowance for what is not payload
+  v_any       boolean := false;
+begin
+  select m.schema_version into v_schema from syncpg.sync_schema_meta as m where m.partition = '';
+  <<reading>>
+  for ord, v_partition, v_from in
+    select u.ord, u.partition, u.seq from unnest(p_partitions, p_seqs) with ordinality as u(partition, seq, ord)
+  loop
+    exit when v_total >= p_max_bytes;
+    select p.max_commit_seq, p.horizon_seq into v_max, v_horizon
+      from syncpg.sync_partitions as p where p.partition = v_partition;
+    select r.log_epoch into v_epoch
+      from syncpg.sync_partition_registry as r where r.partition = v_partition;
+    if v_from >= v_horizon and v_from < v_max and v_max - v_from <= p_max_behind then
+      for commit_seq, created_at_ms, actor_id, v_changes, bytes in
+        select k.commit_seq, k.created_at_ms, k.actor_id, k.change_count,
+               (select coalesce(sum(octet_length(c.payload)), 0)
+                  from syncpg.sync_changes as c
+                 where c.partition = v_partition and c.commit_seq = k.commit_seq)
+          from syncpg.sync_commits as k
+         where k.partition = v_partition and k.commit_seq > v_from and k.commit_seq <= v_max
+         order by k.commit_seq
+         limit p_max_commits
+      loop
+        v_cost := 128 * v_changes + case when bytes > p_commit_bytes then 0 else bytes end;
+        if v_any and v_total + v_cost > p_max_bytes then
+          -- A partition of which nothing is returned is one that was not looked at.
+          exit reading when commit_seq = v_from + 1;
+          exit;
+        end if;
+        v_any := true;
+        v_total := v_total + v_cost;
+        table_name := null; row_id := null; op := null; row_version := null; scopes := null; payload := null;
+        return next;
+        for table_name, row_id, op, row_version, scopes, payload in
+          select c.table_name, c.row_id, c.op, c.row_version, c.scopes,
+                 case when sync_read_news.bytes <= p_commit_bytes then c.payload end
+            from syncpg.sync_changes as c
+           where c.partition = v_partition and c.commit_seq = sync_read_news.commit_seq
+           order by c.change_index
+        loop
+          return next;
+        end loop;
+      end loop;
+    end if;
+    commit_seq := null; created_at_ms := null; actor_id := null; bytes := null;
+    table_name := null; row_id := null; op := null; row_version := null; scopes := null; payload := null;
+    max_commit_seq := coalesce(v_max, 0);
+    horizon_seq := coalesce(v_horizon, 0);
+    log_epoch := coalesce(v_epoch, '');
+    schema_version := coalesce(v_schema, 0);
+    return next;
+    max_commit_seq := null; horizon_seq := null; log_epoch := null; schema_version := null;
+  end loop;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_read_news(p_partitions text[], p_seqs bigint[], p_max_behind bigint, p_max_commits integer, p_commit_bytes bigint, p_max_bytes bigint) IS 'The commits of the partitions p_partitions[i] after p_seqs[i], oldest first, at most p_max_commits of each, for those who deliver them (§8.2). Each commit is a row whose row_id is NULL, then its changes; payloads are NULL in a commit that has more than p_commit_bytes of them. A commit that would make what is returned exceed p_max_bytes (128 bytes a change, and payloads) is left out, with all that follow it in its partition, except the first of all. A partition ends with a row whose commit_seq is NULL, with its newest commit, its horizon, its epoch ('''' when it has none) and the installed schema version; one without such a row was not looked at. No commits are returned for a partition whose log does not go on from p_seqs[i] (it is below the horizon or above the newest) or that is more than p_max_behind behind. Takes no locks.';
 
 CREATE FUNCTION syncpg.sync_read_pull_gate(p_partition text, p_client_id text, p_subscriptions_digest bytea) RETURNS TABLE(log_epoch text, epoch_required boolean, schema_version integer, pending_projection text, max_commit_seq bigint, horizon_seq bigint, client_actor text, client_wire_version smallint, client_cursor bigint, same_subscriptions boolean, client_updated_at_ms bigint)
     LANGUAGE plpgsql STABLE
@@ -531,6 +1095,24 @@ end
 $$;
 
 COMMENT ON FUNCTION syncpg.sync_read_pull_gate(p_partition text, p_client_id text, p_subscriptions_digest bytea) IS 'What a pull has to know before it answers, always one row: the serve gate (epoch, schema version, first projection not activated), newest commit and horizon, and the client''s record, its subscription list compared by SHA-256. Columns of what does not exist are NULL. Takes no locks.';
+
+CREATE FUNCTION syncpg.sync_read_segment_chunk(p_partition text, p_segment_id text, p_chunk_index integer) RETURNS bytea
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    AS $$
+declare
+  v_body bytea;
+begin
+  select c.body into v_body
+    from syncpg.sync_segment_chunks as c
+   where c.partition = p_partition and c.segment_id = p_segment_id and c.chunk_index = p_chunk_index;
+  return v_body;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_read_segment_chunk(p_partition text, p_segment_id text, p_chunk_index integer) IS 'One chunk of a segment, null when it is not there (any more). Takes no locks.';
 
 CREATE FUNCTION syncpg.sync_read_windows(p_partition text, p_tables text[], p_scopes text[], p_cursors bigint[], p_limit integer, p_window_bytes bigint, p_max_bytes bigint) RETURNS TABLE(ord integer, commit_seq bigint, created_at_ms bigint, actor_id text, row_id text, op smallint, row_version bigint, scopes text[], payload bytea)
     LANGUAGE plpgsql STABLE
@@ -802,6 +1384,61 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_retry_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_now bigint) IS 'Makes a dead letter due at once, its attempts and failure forgotten. False: there is no such dead letter. Locks: the reaction; waits for a retention pass that has it.';
 
+CREATE FUNCTION syncpg.sync_rotate_epoch(p_partition text) RETURNS TABLE(previous_epoch text, log_epoch text, clients bigint)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+  clients := 0;
+  perform 1 from syncpg.sync_partitions as p where p.partition = p_partition for update;
+  select r.log_epoch into previous_epoch
+    from syncpg.sync_partition_registry as r where r.partition = p_partition for update;
+  if not found then
+    return next;
+    return;
+  end if;
+  update syncpg.sync_partition_registry as r
+     set log_epoch = replace(gen_random_uuid()::text, '-', ''), epoch_required = true
+   where r.partition = p_partition
+  returning r.log_epoch into sync_rotate_epoch.log_epoch;
+  update syncpg.sync_clients as c set cursor = null, subscriptions = null, wire_version = null
+   where c.partition = p_partition and (c.cursor is not null or c.subscriptions is not null or c.wire_version is not null);
+  get diagnostics clients = row_count;
+  return next;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_rotate_epoch(p_partition text) IS 'Gives a partition a new log epoch that nobody can guess, requires it from now on, so that wire version 1 is refused, and deletes what its clients'' pulls left: cursor, subscriptions, wire version (§2.1). The actor that a client belongs to stays, since nobody else may ask for its outcomes. Returns the epochs, NULL when there is no such partition, and the number of clients. Locks: the partition''s row of sync_partitions FOR UPDATE, the registry row, the clients.';
+
+CREATE FUNCTION syncpg.sync_rotate_epochs(p_now bigint) RETURNS TABLE(partitions bigint, clients bigint)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+declare
+  v_partition text;
+  v_clients bigint;
+begin
+  partitions := 0;
+  clients := 0;
+  insert into syncpg.sync_epoch_rule (required_since_ms) values (p_now)
+  on conflict (partition) do nothing;
+  lock table syncpg.sync_partition_registry in share row exclusive mode;
+  for v_partition in select r.partition from syncpg.sync_partition_registry as r order by r.partition loop
+    select e.clients into v_clients from syncpg.sync_rotate_epoch(v_partition) as e;
+    partitions := partitions + 1;
+    clients := clients + v_clients;
+  end loop;
+  return next;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_rotate_epochs(p_now bigint) IS 'Rotates the epoch of every partition (sync_rotate_epoch), all or none, and requires it of the partitions that are made from now on: one that a restored backup does not know has clients too. Returns how many partitions, and clients with a cursor, there were. Locks: the registry, SHARE ROW EXCLUSIVE, so that none is made meanwhile; then every partition.';
+
 CREATE FUNCTION syncpg.sync_scan_rows(p_partition text, p_tables text[], p_scopes text[], p_pins bigint[], p_firsts integer[], p_afters text[], p_limit integer, p_page_bytes bigint, p_max_bytes bigint) RETURNS TABLE(ord integer, value_ord integer, row_id text, server_version bigint, payload bytea)
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1027,6 +1664,14 @@ CREATE TABLE syncpg.sync_commits (
 
 COMMENT ON TABLE syncpg.sync_commits IS 'The log: one row per applied commit, numbered without gaps per partition (§2.1).';
 
+CREATE TABLE syncpg.sync_epoch_rule (
+    partition text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
+    required_since_ms bigint NOT NULL,
+    CONSTRAINT sync_epoch_rule_partition_check CHECK ((partition = ''::text))
+);
+
+COMMENT ON TABLE syncpg.sync_epoch_rule IS 'Since when new partitions are made with epoch_required: since the epochs of all were rotated (§2.1). A restored backup does not know the partitions that were made after it, and their clients still come. No row: never. One row, under the empty partition, for the whole database.';
+
 CREATE TABLE syncpg.sync_leases (
     partition text NOT NULL COLLATE pg_catalog."C",
     client_id text NOT NULL COLLATE pg_catalog."C",
@@ -1143,29 +1788,37 @@ CREATE TABLE syncpg.sync_schema_meta (
 
 COMMENT ON TABLE syncpg.sync_schema_meta IS 'The installed app schema: version, stored layout (canonical JSON), owned indexes and a digest of the generated functions. One row, under the empty partition, for the whole database.';
 
-CREATE UNLOGGED TABLE syncpg.sync_segments (
+CREATE UNLOGGED TABLE syncpg.sync_segment_chunks (
     partition text NOT NULL COLLATE pg_catalog."C",
     segment_id text NOT NULL COLLATE pg_catalog."C",
     chunk_index integer NOT NULL,
-    log_epoch text NOT NULL,
+    body bytea NOT NULL,
+    CONSTRAINT sync_segment_chunks_body_check CHECK ((octet_length(body) <= 1048576)),
+    CONSTRAINT sync_segment_chunks_chunk_index_check CHECK ((chunk_index >= 0))
+);
+ALTER TABLE ONLY syncpg.sync_segment_chunks ALTER COLUMN body SET STORAGE EXTERNAL;
+
+COMMENT ON TABLE syncpg.sync_segment_chunks IS 'Bytes of the segments in sync_segments, in chunks of 1 MiB and a rest; a segment without bytes has one empty chunk. Chunk 0 is locked for key share by who adds a row to sync_segments, and for update by who deletes the bytes.';
+
+CREATE UNLOGGED TABLE syncpg.sync_segments (
+    partition text NOT NULL COLLATE pg_catalog."C",
+    segment_id text NOT NULL COLLATE pg_catalog."C",
+    scope_digest text NOT NULL COLLATE pg_catalog."C",
+    description bytea NOT NULL,
+    log_epoch text NOT NULL COLLATE pg_catalog."C",
     table_name text NOT NULL COLLATE pg_catalog."C",
     media_type smallint NOT NULL,
     schema_version integer NOT NULL,
-    scope_digest text NOT NULL,
     as_of_commit_seq bigint NOT NULL,
     row_cursor text,
     next_row_cursor text,
     row_count bigint NOT NULL,
     byte_length bigint NOT NULL,
     expires_at_ms bigint NOT NULL,
-    body bytea NOT NULL,
-    CONSTRAINT sync_segments_body_check CHECK ((octet_length(body) <= 1048576)),
-    CONSTRAINT sync_segments_chunk_index_check CHECK ((chunk_index >= 0)),
     CONSTRAINT sync_segments_media_type_check CHECK ((media_type = ANY (ARRAY[1, 2])))
 );
-ALTER TABLE ONLY syncpg.sync_segments ALTER COLUMN body SET STORAGE EXTERNAL;
 
-COMMENT ON TABLE syncpg.sync_segments IS 'Bootstrap segments of the Postgres segment store (§5.1), cut into chunks of at most 1 MiB. A cache: unlogged, lost in a crash, rebuilt on demand.';
+COMMENT ON TABLE syncpg.sync_segments IS 'Bootstrap segments of the Postgres segment store (§5.1): what each was built for, and until when it is served. The same bytes may stand here several times; description is the hash of everything that tells two rows apart beside the key. A cache: unlogged, lost in a crash, rebuilt on demand.';
 
 CREATE TABLE syncpg.sync_tombstones (
     partition text NOT NULL COLLATE pg_catalog."C",
@@ -1205,6 +1858,9 @@ ALTER TABLE ONLY syncpg.sync_clients
 ALTER TABLE ONLY syncpg.sync_commits
     ADD CONSTRAINT sync_commits_pkey PRIMARY KEY (partition, commit_seq);
 
+ALTER TABLE ONLY syncpg.sync_epoch_rule
+    ADD CONSTRAINT sync_epoch_rule_pkey PRIMARY KEY (partition);
+
 ALTER TABLE ONLY syncpg.sync_leases
     ADD CONSTRAINT sync_leases_partition_lease_id_key UNIQUE (partition, lease_id);
 
@@ -1229,8 +1885,11 @@ ALTER TABLE ONLY syncpg.sync_reactions
 ALTER TABLE ONLY syncpg.sync_schema_meta
     ADD CONSTRAINT sync_schema_meta_pkey PRIMARY KEY (partition);
 
+ALTER TABLE ONLY syncpg.sync_segment_chunks
+    ADD CONSTRAINT sync_segment_chunks_pkey PRIMARY KEY (partition, segment_id, chunk_index);
+
 ALTER TABLE ONLY syncpg.sync_segments
-    ADD CONSTRAINT sync_segments_pkey PRIMARY KEY (partition, segment_id, chunk_index);
+    ADD CONSTRAINT sync_segments_pkey PRIMARY KEY (partition, segment_id, scope_digest, description);
 
 ALTER TABLE ONLY syncpg.sync_tombstones
     ADD CONSTRAINT sync_tombstones_pkey PRIMARY KEY (partition, table_name, row_id);
@@ -1240,6 +1899,10 @@ ALTER TABLE ONLY syncpg.sync_writer_fence
 
 CREATE INDEX sync_blob_refs_by_blob ON syncpg.sync_blob_refs USING btree (partition, blob_id, table_name, row_id);
 
+CREATE INDEX sync_ix_segments_expiry ON syncpg.sync_segments USING btree (partition, expires_at_ms);
+
+CREATE INDEX sync_ix_segments_key ON syncpg.sync_segments USING btree (partition, scope_digest, table_name, as_of_commit_seq);
+
 CREATE INDEX sync_reactions_due ON syncpg.sync_reactions USING btree (partition, reaction_type, due_at_ms) WHERE (due_at_ms IS NOT NULL);
 
 CREATE INDEX sync_reactions_finished ON syncpg.sync_reactions USING btree (partition, state, finished_at_ms) WHERE (finished_at_ms IS NOT NULL);
@@ -1248,7 +1911,7 @@ CREATE INDEX sync_tombstones_by_seq ON syncpg.sync_tombstones USING btree (parti
 
 CREATE TRIGGER sync_commits_writer_fence AFTER INSERT ON syncpg.sync_commits REFERENCING NEW TABLE AS appended FOR EACH STATEMENT EXECUTE FUNCTION syncpg.sync_check_writer_fence();
 
-REVOKE ALL ON FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint, p_parent_tables text[], p_parent_rows text[], p_reached_tables text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_append_commits(p_partition text, p_base_seq bigint, p_now bigint, p_writer_version integer, p_client_ids text[], p_commit_ids text[], p_actor_ids text[], p_change_counts integer[], p_change_commits integer[], p_change_indexes integer[], p_change_tables text[], p_change_rows text[], p_change_ops smallint[], p_change_versions bigint[], p_change_payloads bytea[], p_change_scope_sets integer[], p_scope_sets text[], p_tombstone_commits integer[], p_tombstone_tables text[], p_tombstone_rows text[], p_cleared_tables text[], p_cleared_rows text[]) FROM PUBLIC;
 
@@ -1256,27 +1919,51 @@ REVOKE ALL ON FUNCTION syncpg.sync_check_writer_fence() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_claim_reactions(p_partition text, p_types text[], p_owner text, p_now bigint, p_lease_until bigint, p_limit integer) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION syncpg.sync_compact_log(p_partition text, p_log_epoch text, p_after bigint, p_older_than bigint, p_limit integer, p_alone boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_delete_expired_segments(p_after text, p_now bigint, p_limit integer, p_max_bytes bigint, p_max_partitions integer) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION syncpg.sync_enqueue_reactions(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_commit_seqs bigint[], p_keys text[], p_idempotency_keys text[], p_types text[], p_versions integer[], p_payloads text[], p_max_attempts integer[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_extend_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_owner text, p_lease_until bigint) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION syncpg.sync_find_news(p_partitions text[], p_seqs bigint[], p_epochs text[], p_schema_version integer) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION syncpg.sync_find_outcomes(p_partition text, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_find_segments(p_partition text, p_scope_digest text, p_table_name text, p_log_epoch text, p_media_type smallint, p_schema_version integer, p_now bigint, p_limit integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_list_due_partitions(p_types text[], p_now bigint, p_after text, p_limit integer) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION syncpg.sync_list_prunable_partitions(p_after text, p_more_than bigint, p_limit integer) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION syncpg.sync_list_reactions(p_partition text, p_state text, p_after_ms bigint, p_after_client text, p_after_commit text, p_after_key text, p_limit integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_live_rows(p_partition text, p_tables text[], p_row_ids text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_lock_tables(p_tables text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_open_partition(p_partition text, p_log_epoch text, p_now bigint) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION syncpg.sync_open_segment(p_partition text, p_segment_id text, p_scope_digest text, p_log_epoch text, p_now bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_plan_prune(p_partition text, p_active_since bigint, p_older_than bigint, p_keep bigint) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION syncpg.sync_prefetch_rows(p_partition text, p_tables text[], p_row_ids text[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_prune_log(p_partition text, p_log_epoch text, p_active_since bigint, p_older_than bigint, p_keep bigint, p_limit integer, p_alone boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_prune_reactions(p_partition text, p_completed_before bigint, p_dead_letter_before bigint, p_limit integer) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION syncpg.sync_put_segment(p_partition text, p_segment_id text, p_scope_digest text, p_description bytea, p_log_epoch text, p_table_name text, p_media_type smallint, p_schema_version integer, p_as_of_commit_seq bigint, p_row_cursor text, p_next_row_cursor text, p_row_count bigint, p_byte_length bigint, p_expires_at bigint, p_first_chunk bytea) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION syncpg.sync_read_client(p_partition text, p_client_id text) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION syncpg.sync_read_news(p_partitions text[], p_seqs bigint[], p_max_behind bigint, p_max_commits integer, p_commit_bytes bigint, p_max_bytes bigint) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION syncpg.sync_read_pull_gate(p_partition text, p_client_id text, p_subscriptions_digest bytea) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_read_segment_chunk(p_partition text, p_segment_id text, p_chunk_index integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_read_windows(p_partition text, p_tables text[], p_scopes text[], p_cursors bigint[], p_limit integer, p_window_bytes bigint, p_max_bytes bigint) FROM PUBLIC;
 
@@ -1287,6 +1974,10 @@ REVOKE ALL ON FUNCTION syncpg.sync_record_client(p_partition text, p_client_id t
 REVOKE ALL ON FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_retry_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_now bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_rotate_epoch(p_partition text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_rotate_epochs(p_now bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_scan_rows(p_partition text, p_tables text[], p_scopes text[], p_pins bigint[], p_firsts integer[], p_afters text[], p_limit integer, p_page_bytes bigint, p_max_bytes bigint) FROM PUBLIC;
 

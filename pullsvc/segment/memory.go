@@ -5,6 +5,7 @@ import (
 	"container/list"
 	"context"
 	"crypto/subtle"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -137,7 +138,7 @@ func (s *Memory) Put(ctx context.Context, m Meta, body io.Reader) error {
 
 // readWhole fills b from a body that must end there.
 func readWhole(ctx context.Context, body io.Reader, b []byte) error {
-	if _, err := io.ReadFull(body, b); err != nil {
+	if err := readFull(body, b); err != nil {
 		return fmt.Errorf("reading the body of %d bytes: %w", len(b), err)
 	}
 	if err := atEnd(body); err != nil {
@@ -149,13 +150,22 @@ func readWhole(ctx context.Context, body io.Reader, b []byte) error {
 	return nil
 }
 
+// readFull fills b. A body that ends before is cut short, wherever it ends.
+func readFull(body io.Reader, b []byte) error {
+	_, err := io.ReadFull(body, b)
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
+}
+
 // atEnd checks that a body is not longer than it was said to be.
 func atEnd(body io.Reader) error {
 	var one [1]byte
 	switch n, err := io.ReadFull(body, one[:]); {
 	case n > 0:
-		return fmt.Errorf("reading the body: it is longer than its length says")
-	case err != io.EOF: //nolint:errorlint // ReadFull returns it bare
+		return errors.New("reading the body: it is longer than its length says")
+	case err != io.EOF:
 		return fmt.Errorf("reading the end of the body: %w", err)
 	}
 	return nil

@@ -10,22 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/syncpg/syncpg/pullsvc/segment"
-	"github.com/syncpg/syncpg/ssp2"
 )
-
-// describe returns the description of a body as the only page of a table.
-func describe(body, digest string) segment.Meta {
-	return segment.Meta{
-		Key: segment.Key{
-			Partition: "p1", LogEpoch: "e1", Table: "items", MediaType: ssp2.MediaRows, SchemaVersion: 1, ScopeDigest: digest,
-		},
-		ID: segment.ID([]byte(body)), AsOfCommitSeq: 1, RowCount: 1, ByteLength: int64(len(body)),
-	}
-}
-
-func ref(m segment.Meta) segment.Ref {
-	return segment.Ref{Partition: m.Partition, LogEpoch: m.LogEpoch, ID: m.ID, ScopeDigest: m.ScopeDigest}
-}
 
 // TestMemoryIsBounded: the segments used longest ago make room, and their bytes and
 // descriptions are gone from everywhere; one that is larger than the store is refused.

@@ -40,8 +40,8 @@ func chain(pages []Meta) {
 	// A page that is there twice has two ends, and both go on; the second one behind
 	// everything that follows the first.
 	var next []int // the one to take first last
-	for i := len(pages) - 1; i >= 0; i-- {
-		if pages[i].RowCursor == nil {
+	for i, page := range slices.Backward(pages) {
+		if page.RowCursor == nil {
 			next = append(next, i)
 		}
 	}
@@ -54,9 +54,8 @@ func chain(pages []Meta) {
 		taken[i] = true
 		ordered = append(ordered, pages[i])
 		if end := pages[i].NextRowCursor; end != nil {
-			follow := byStart[*end]
-			for j := len(follow) - 1; j >= 0; j-- {
-				next = append(next, follow[j])
+			for _, i := range slices.Backward(byStart[*end]) {
+				next = append(next, i)
 			}
 		}
 	}

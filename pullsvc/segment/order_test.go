@@ -1,6 +1,7 @@
 package segment_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -37,11 +38,11 @@ func TestSort(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			segment.Sort(tc.in)
-			got := ""
+			var got strings.Builder
 			for _, m := range tc.in {
-				got += m.ID
+				got.WriteString(m.ID)
 			}
-			require.Equal(t, tc.want, got)
+			require.Equal(t, tc.want, got.String())
 		})
 	}
 }

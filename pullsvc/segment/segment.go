@@ -141,6 +141,8 @@ func (m *Meta) check() error {
 		return fmt.Errorf("segment %s: the key %+v is not complete", m.ID, m.Key)
 	case m.ByteLength < 0 || m.RowCount < 0 || m.AsOfCommitSeq < 0:
 		return fmt.Errorf("segment %s: negative numbers", m.ID)
+	case m.RowCursor != nil && *m.RowCursor == "" || m.NextRowCursor != nil && *m.NextRowCursor == "":
+		return fmt.Errorf("segment %s: an empty cursor, where nil is for none", m.ID)
 	}
 	return nil
 }

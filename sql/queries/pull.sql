@@ -49,6 +49,18 @@ select r.ord::integer as ord, coalesce(r.value_ord, 0)::integer as value_ord, co
          p_limit => @row_limit::integer, p_page_bytes => @page_bytes::bigint, p_max_bytes => @max_bytes::bigint)
        as r(ord, value_ord, row_id, server_version, payload);
 
+-- PullPinPlans makes the plans of the rest of the transaction such that they read
+-- tables by an index, in the order of the index, and do not depend on statistics. For
+-- plain queries; functions have settings of their own. Guarantees: nothing of it is
+-- left when the transaction ends. Locks: none.
+-- name: PullPinPlans :exec
+select set_config(s.name, s.value, true)
+  from (values ('plan_cache_mode', 'force_generic_plan'), ('jit', 'off'),
+               ('enable_seqscan', 'off'), ('enable_bitmapscan', 'off'), ('enable_sort', 'off'),
+               ('enable_incremental_sort', 'off'), ('enable_hashjoin', 'off'), ('enable_mergejoin', 'off'),
+               ('enable_material', 'off'), ('enable_memoize', 'off'),
+               ('max_parallel_workers_per_gather', '0')) as s(name, value);
+
 -- PullRecordClient records what a pull left of its client and returns the actor the
 -- client belongs to. Guarantees: nothing is written when that is another actor; a
 -- NULL subscription list keeps the stored one. Locks: the client's row. A relaxed

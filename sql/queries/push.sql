@@ -2,11 +2,13 @@
 -- that PushAdmit takes; nothing here is called without it, except a replay.
 
 -- PushAdmit admits the commits (client_ids[commit_clients[i]], commit_ids[i]); the
--- rows they touch are (tables[i], row_ids[i]). Guarantees: locked is false exactly
+-- rows they touch are (tables[i], row_ids[i]); they refer to the rows
+-- (parent_tables[i], parent_rows[i]), and what they delete may lead to writes of
+-- reached_tables. Guarantees: locked is false exactly
 -- when every outcome is known; otherwise everything returned was read after the
 -- lock was granted, and no constraint or trigger is added to the tables before the
 -- transaction ends. Locks: the partition's row of sync_partitions FOR UPDATE; the
--- app tables named, ROW EXCLUSIVE.
+-- app tables named and reached, ROW EXCLUSIVE.
 -- name: PushAdmit :one
 select a.locked::boolean as locked,
        a.oversized::boolean as oversized,
@@ -30,15 +32,17 @@ select a.locked::boolean as locked,
        a.row_column_versions::text[] as row_column_versions,
        a.tombstone_ords::integer[] as tombstone_ords,
        a.tombstone_seqs::bigint[] as tombstone_seqs,
-       a.single_tables::text[] as single_tables
+       a.single_tables::text[] as single_tables,
+       a.parent_ords::integer[] as parent_ords
   from syncpg.sync_admit_push(
          p_partition => @partition::text, p_now => @now::bigint,
          p_client_ids => @client_ids::text[], p_commit_clients => @commit_clients::integer[], p_commit_ids => @commit_ids::text[],
-         p_tables => @tables::text[], p_row_ids => @row_ids::text[], p_max_bytes => @max_bytes::bigint)
+         p_tables => @tables::text[], p_row_ids => @row_ids::text[], p_max_bytes => @max_bytes::bigint,
+         p_parent_tables => @parent_tables::text[], p_parent_rows => @parent_rows::text[], p_reached_tables => @reached_tables::text[])
        as a(locked, oversized, log_epoch, epoch_required, schema_version, pending_projection, max_commit_seq, horizon_seq,
             client_actors, outcome_ords, outcome_statuses, outcome_seqs, outcome_results, outcome_details,
             outcome_recorded, outcome_ids, row_ords, row_versions, row_payloads, row_column_versions,
-            tombstone_ords, tombstone_seqs, single_tables);
+            tombstone_ords, tombstone_seqs, single_tables, parent_ords);
 
 -- PushAppend appends commits under consecutive seqs after base_seq. Guarantees: no
 -- gap and no number used twice (SQLSTATE SY002 when the log is elsewhere), and

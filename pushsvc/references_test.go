@@ -1,0 +1,501 @@
+package pushsvc_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/syncpg/syncpg/internal/pgtest"
+	"github.com/syncpg/syncpg/pushsvc"
+	"github.com/syncpg/syncpg/schema"
+	"github.com/syncpg/syncpg/schemaddl"
+	"github.com/syncpg/syncpg/scope"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// referringIR has a reference of each kind to lists and to items, references from a table
+// to itself, by an integer, and by a column that also scopes the row.
+const referringIR = `{
+  "irVersion": 1, "schemaVersion": 1,
+  "tables": [
+    {"name": "lists", "primaryKey": "id",
+     "columns": [
+       {"name": "id", "type": "string", "nullable": false},
+       {"name": "project_id", "type": "string", "nullable": false},
+       {"name": "title", "type": "string", "nullable": true}],
+     "scopes": [{"pattern": "project:{project_id}"}]},
+    {"name": "items", "primaryKey": "id",
+     "columns": [
+       {"name": "id", "type": "string", "nullable": false},
+       {"name": "project_id", "type": "string", "nullable": false},
+       {"name": "list", "type": "string", "nullable": true},
+       {"name": "up", "type": "string", "nullable": true},
+       {"name": "title", "type": "string", "nullable": true}],
+     "scopes": [{"pattern": "project:{project_id}"}],
+     "references": [
+       {"column": "list", "parentTable": "lists", "onDelete": "CASCADE"},
+       {"column": "up", "parentTable": "items", "onDelete": "CASCADE"}]},
+    {"name": "pins", "primaryKey": "id",
+     "columns": [
+       {"name": "id", "type": "string", "nullable": false},
+       {"name": "project_id", "type": "string", "nullable": false},
+       {"name": "list", "type": "string", "nullable": true},
+       {"name": "item", "type": "string", "nullable": true},
+       {"name": "beside", "type": "string", "nullable": true}],
+     "scopes": [{"pattern": "project:{project_id}"}],
+     "references": [
+       {"column": "list", "parentTable": "lists", "onDelete": "SET NULL"},
+       {"column": "item", "parentTable": "items", "onDelete": "CASCADE"},
+       {"column": "beside", "parentTable": "items", "onDelete": "SET NULL"}]},
+    {"name": "locks", "primaryKey": "id",
+     "columns": [
+       {"name": "id", "type": "string", "nullable": false},
+       {"name": "project_id", "type": "string", "nullable": false},
+       {"name": "list", "type": "string", "nullable": true},
+       {"name": "item", "type": "string", "nullable": true}],
+     "scopes": [{"pattern": "project:{project_id}"}],
+     "references": [
+       {"column": "list", "parentTable": "lists", "onDelete": "RESTRICT"},
+       {"column": "item", "parentTable": "items", "onDelete": "RESTRICT"}]},
+    {"name": "rooms", "primaryKey": "id",
+     "columns": [
+       {"name": "id", "type": "integer", "nullable": false},
+       {"name": "org", "type": "integer", "nullable": false}],
+     "scopes": [{"pattern": "org:{org}"}],
+     "references": [{"column": "org", "parentTable": "rooms", "onDelete": "CASCADE"}]}
+  ]}`
+
+// referring returns a bundle whose schema has references.
+func referring(t testing.TB, change ...func(*pgtest.Options, *pushsvc.Config)) *bundle {
+	t.Helper()
+	s, err := schema.Parse([]byte(referringIR))
+	require.NoError(t, err)
+	return setup(t, append([]func(*pgtest.Options, *pushsvc.Config){func(o *pgtest.Options, cfg *pushsvc.Config) {
+		cfg.Schema = s
+		o.TemplateKey = "pushsvc-references"
+		o.Setup = func(ctx context.Context, conn *pgx.Conn) error {
+			return schemaddl.Install(ctx, conn, s, schemaddl.Options{})
+		}
+	}}, change...)...).over(s)
+}
+
+func (b *bundle) over(s *schema.Schema) *bundle {
+	b.schema = s
+	return b
+}
+
+// row is an upsert of a whole row in the project pr1, from pairs of column and value.
+func (c *client) row(t testing.TB, table, id string, pairs ...string) ssp2.Operation {
+	t.Helper()
+	named := map[string]any{"id": id, "project_id": "pr1"}
+	for i := 0; i < len(pairs); i += 2 {
+		named[pairs[i]] = pairs[i+1]
+	}
+	return c.upsertRow(t, table, named)
+}
+
+// upsertRow is an upsert in the client's wire version.
+func (c *client) upsertRow(t testing.TB, table string, named map[string]any) ssp2.Operation {
+	t.Helper()
+	if c.req.WireVersion != ssp2.WireV3 {
+		return c.b.upsert(t, table, named)
+	}
+	tab, ok := c.b.schema.Table(table)
+	require.True(t, ok)
+	for _, col := range tab.Columns {
+		if _, ok := named[col.Name]; !ok {
+			named[col.Name] = nil
+		}
+	}
+	return c.b.patch(t, table, named)
+}
+
+// violated checks a rejection because of a reference, with its details.
+func (c *client) violated(t testing.TB, op int, details string, ops ...ssp2.Operation) {
+	t.Helper()
+	k := c.commit(ops...)
+	resp := c.b.push(t, c.request(k))
+	requireRejected(t, resp.Results[0], op, ssp2.CodeReferenceViolation)
+	require.NotNil(t, resp.Details[0])
+	require.Equal(t, []ssp2.DetailEntry{{OpIndex: int32(op), DetailsJSON: details}}, resp.Details[0].Entries)
+	again := c.b.push(t, c.request(k))
+	require.Equal(t, resp, again, "a replay is the same, details included")
+}
+
+// eachWire runs a test for every wire version, in a partition each.
+func eachWire(t *testing.T, b *bundle, test func(t *testing.T, c *client)) {
+	t.Helper()
+	for _, wire := range wires {
+		t.Run(fmt.Sprint("wire version ", wire), func(t *testing.T) {
+			c := b.client(t, wire)
+			test(t, c)
+			requireSoundLog(t, b)
+		})
+	}
+}
+
+func TestReferenceMissingParent(t *testing.T) {
+	t.Parallel()
+	b := referring(t)
+	long := strings.Repeat("x", 256)
+	eachWire(t, b, func(t *testing.T, c *client) {
+		missing := func(row string) string {
+			if row != "" {
+				row = `,"row":"` + row + `"`
+			}
+			return `{"fieldPaths":["list"],"reason":"missing_parent","references":{"parent":"lists"` + row + `}}`
+		}
+		c.violated(t, 0, missing("nowhere"), c.row(t, "items", "i", "list", "nowhere"))
+		c.violated(t, 1, missing("nowhere"), c.row(t, "lists", "l"), c.row(t, "items", "i", "list", "nowhere"), c.row(t, "items", "j", "list", "elsewhere"))
+		c.violated(t, 0, missing(long), c.row(t, "items", "i", "list", long))
+		c.violated(t, 0, missing(""), c.row(t, "items", "i", "list", long+"x"))
+		c.violated(t, 0, missing(""), c.row(t, "items", "i", "list", strings.Repeat("x", 5000)))
+		c.violated(t, 0, missing(""), c.row(t, "items", "i", "list", " untrimmed"))
+		c.violated(t, 0, missing(""), c.row(t, "items", "i", "list", ""))
+		require.Zero(t, c.seq(t))
+
+		requireApplied(t, c.push(t, c.row(t, "lists", "l"), c.row(t, "items", "i", "list", "l")))
+		requireApplied(t, c.push(t, c.row(t, "items", "j", "list", "m", "up", "k"), c.row(t, "lists", "m"), c.row(t, "items", "k", "up", "k")))
+		requireApplied(t, c.push(t, c.row(t, "items", "free")))
+		c.violated(t, 0, missing("n"), c.row(t, "items", "i", "list", "n"))
+		c.violated(t, 1, missing("m"), remove("lists", "m"), c.row(t, "items", "j", "list", "m"))
+		c.violated(t, 0, missing("m"), c.row(t, "items", "i", "list", "m"), remove("lists", "m"))
+		requireApplied(t, c.push(t, c.row(t, "items", "i", "list", "n"), c.row(t, "items", "i", "list", "m")))
+		requireApplied(t, c.push(t, c.row(t, "items", "z", "list", "n"), remove("items", "z")))
+		require.Equal(t, "m", c.stored(t, "items", "i").Values["list"])
+
+		// In one request, a commit sees what those before it leave.
+		results := c.send(t,
+			c.commit(c.row(t, "lists", "n")), c.commit(c.row(t, "items", "n1", "list", "n")),
+			c.commit(remove("lists", "n")), c.commit(c.row(t, "items", "n2", "list", "n")))
+		requireApplied(t, results[:3]...)
+		requireRejected(t, results[3], 0, ssp2.CodeReferenceViolation)
+		require.Nil(t, c.stored(t, "items", "n1"))
+	})
+}
+
+// TestReferencesByOtherKeys: a key that is an integer, a row that is its own parent, and
+// a column that also scopes the row, which an update does not change.
+func TestReferencesByOtherKeys(t *testing.T) {
+	t.Parallel()
+	eachWire(t, referring(t), func(t *testing.T, c *client) {
+		room := func(id, org int) ssp2.Operation { return c.upsertRow(t, "rooms", map[string]any{"id": id, "org": org}) }
+		c.violated(t, 0, `{"fieldPaths":["org"],"reason":"missing_parent","references":{"parent":"rooms","row":"1"}}`, room(2, 1))
+		requireApplied(t, c.push(t, room(1, 1)), c.push(t, room(2, 1), room(3, 2)))
+		if c.req.WireVersion != ssp2.WireV3 {
+			requireApplied(t, c.push(t, room(3, 9))) // stripped, so that it refers to nothing new
+		}
+		requireApplied(t, c.push(t, remove("rooms", "1")))
+		require.Equal(t, []string{"delete 1", "delete 2", "delete 3"}, c.lastChanges(t))
+	})
+}
+
+// lastChanges renders the changes of the newest commit.
+func (c *client) lastChanges(t testing.TB) []string {
+	t.Helper()
+	var last []string
+	prefix := fmt.Sprint(c.seq(t), " ")
+	for _, line := range c.log(t) {
+		if strings.HasPrefix(line, prefix) {
+			fields := strings.Fields(line)
+			if fields[2] == "delete" {
+				fields = fields[:4]
+			}
+			last = append(last, strings.Join(fields[2:], " "))
+		}
+	}
+	return last
+}
+
+func TestReferenceRestrict(t *testing.T) {
+	t.Parallel()
+	eachWire(t, referring(t), func(t *testing.T, c *client) {
+		const restricted = `{"reason":"restricted_delete","references":{"child":"locks"}}`
+		requireApplied(t, c.push(t, c.row(t, "lists", "l"), c.row(t, "lists", "m"), c.row(t, "items", "i", "list", "m"),
+			c.row(t, "locks", "k", "list", "l"), c.row(t, "locks", "n", "item", "i")))
+		c.violated(t, 0, restricted, remove("lists", "l"))
+		c.violated(t, 1, restricted, remove("lists", "absent"), remove("lists", "m")) // by way of the item
+		require.NotNil(t, c.stored(t, "lists", "l"))
+		require.EqualValues(t, 1, c.seq(t))
+
+		requireApplied(t, c.push(t, remove("lists", "l"), remove("locks", "k")))
+		requireApplied(t, c.push(t, c.row(t, "locks", "n", "list", "m"), remove("items", "i")))
+		c.violated(t, 0, restricted, remove("lists", "m"))
+		requireApplied(t, c.push(t, remove("lists", "m"), c.row(t, "locks", "n")))
+
+		// A row that is deleted and comes back has its children still.
+		requireApplied(t, c.push(t, c.row(t, "lists", "o"), c.row(t, "locks", "r", "list", "o")))
+		requireApplied(t, c.push(t, remove("lists", "o"), c.row(t, "lists", "o")))
+
+		// Of one request: a child staged before counts, one staged away does not.
+		results := c.send(t, c.commit(c.row(t, "lists", "p")), c.commit(c.row(t, "locks", "q", "list", "p")), c.commit(remove("lists", "p")),
+			c.commit(remove("locks", "q")), c.commit(remove("lists", "p")))
+		requireApplied(t, results[0], results[1], results[3], results[4])
+		requireRejected(t, results[2], 0, ssp2.CodeReferenceViolation)
+	})
+}
+
+func TestReferenceCascade(t *testing.T) {
+	t.Parallel()
+	eachWire(t, referring(t), func(t *testing.T, c *client) {
+		// Levels, two ways to one row (item d and pin p), and a cycle.
+		requireApplied(t, c.push(t,
+			c.row(t, "lists", "l"), c.row(t, "lists", "other"),
+			c.row(t, "items", "b", "list", "l", "up", "c"), c.row(t, "items", "a", "list", "l"),
+			c.row(t, "items", "c", "up", "a"), c.row(t, "items", "d", "up", "b", "list", "l"),
+			c.row(t, "pins", "p", "item", "d", "list", "l"), c.row(t, "pins", "q", "beside", "c", "list", "l"),
+			c.row(t, "items", "stays", "list", "other")))
+		requireApplied(t, c.push(t, remove("lists", "l")))
+		require.Equal(t, []string{"delete l", "delete a", "delete b", "delete d", "delete p", "upsert q 2", "delete c"}, c.lastChanges(t))
+		require.Equal(t, 6, c.tombstones(t))
+		require.Equal(t, map[string]any{"id": "q", "project_id": "pr1"}, c.stored(t, "pins", "q").Values)
+		require.NotNil(t, c.stored(t, "items", "stays"))
+
+		requireApplied(t, c.push(t, c.row(t, "items", "x"), c.row(t, "items", "y", "up", "x"), c.row(t, "items", "x", "up", "y"), c.row(t, "items", "z", "up", "z")))
+		requireApplied(t, c.push(t, remove("items", "x"), remove("items", "z")))
+		require.Equal(t, []string{"delete x", "delete z", "delete y"}, c.lastChanges(t))
+		requireApplied(t, c.push(t, c.row(t, "lists", "l2"), c.row(t, "items", "o", "list", "l2")))
+		requireApplied(t, c.push(t, remove("lists", "l2"), remove("items", "o")))
+		require.Equal(t, []string{"delete l2", "delete o"}, c.lastChanges(t), "what the client deleted is deleted once")
+		requireApplied(t, c.push(t, c.row(t, "lists", "l3"), c.row(t, "items", "r", "list", "l3")))
+		requireApplied(t, c.push(t, c.row(t, "items", "r", "list", "other"), remove("lists", "l3")))
+		require.Equal(t, []string{"upsert r 2", "delete l3"}, c.lastChanges(t), "what the client moved away stays")
+
+		// Over the staged rows of one request.
+		results := c.send(t, c.commit(c.row(t, "lists", "s")), c.commit(c.row(t, "items", "t", "list", "s")), c.commit(remove("lists", "s")))
+		requireApplied(t, results...)
+		require.Nil(t, c.stored(t, "items", "t"))
+		if c.req.WireVersion == ssp2.WireV3 {
+			requireApplied(t, c.push(t, c.row(t, "lists", "u"), c.row(t, "items", "v", "list", "u")))
+			requireApplied(t, c.push(t, c.b.patch(t, "items", map[string]any{"id": "v", "title": "new"}), remove("lists", "u")))
+			require.Equal(t, []string{"upsert v 2", "delete u", "delete v"}, c.lastChanges(t), "an upsert that does not name the parent does not need it")
+			requireRejected(t, c.push(t, c.b.patch(t, "items", map[string]any{"id": "v", "title": "new"})), 0, ssp2.CodeRowDeleted)
+		}
+	})
+}
+
+func TestReferenceSetNull(t *testing.T) {
+	t.Parallel()
+	eachWire(t, referring(t), func(t *testing.T, c *client) {
+		requireApplied(t, c.push(t, c.row(t, "lists", "l"), c.row(t, "items", "i"), c.row(t, "pins", "p", "list", "l", "beside", "i")))
+		requireApplied(t, c.push(t, c.row(t, "lists", "m")))
+		requireApplied(t, c.push(t, remove("lists", "l")))
+		require.Equal(t, []string{"delete l", "upsert p 2"}, c.lastChanges(t))
+		require.Equal(t, &storedRow{
+			Version: 2, Columns: []int64{1, 1, 2, 1, 1},
+			Values: map[string]any{"id": "p", "project_id": "pr1", "beside": "i"},
+		}, c.stored(t, "pins", "p"), "sparse: only the reference is written")
+		require.Equal(t, 1, scalar[int](t, c.b, `select count(*) from public.pins where _sync_partition = $1 and list is null and beside = 'i'`, c.req.Partition))
+
+		requireApplied(t, c.push(t, c.row(t, "pins", "q", "list", "m", "beside", "i")))
+		requireApplied(t, c.push(t, remove("lists", "m"), remove("items", "i")))
+		require.Equal(t, []string{"delete m", "delete i", "upsert q 2", "upsert p 3"}, c.lastChanges(t), "both columns in one upsert")
+		require.Equal(t, map[string]any{"id": "q", "project_id": "pr1"}, c.stored(t, "pins", "q").Values)
+		require.Equal(t, 3, c.tombstones(t))
+	})
+}
+
+func TestReferenceCascadeLimit(t *testing.T) {
+	t.Parallel()
+	b := referring(t, func(_ *pgtest.Options, cfg *pushsvc.Config) { cfg.MaxCascade = 3 })
+	eachWire(t, b, func(t *testing.T, c *client) {
+		fill := func(list string, items int) {
+			ops := []ssp2.Operation{c.row(t, "lists", list)}
+			for i := range items {
+				ops = append(ops, c.row(t, "items", fmt.Sprint(list, i), "list", list))
+			}
+			requireApplied(t, c.push(t, ops...))
+		}
+		fill("l", 3)
+		fill("m", 4)
+		c.violated(t, 0, `{"reason":"cascade_limit"}`, remove("lists", "m"))
+		fill("n", 1)
+		c.violated(t, 1, `{"reason":"cascade_limit"}`, remove("lists", "l"), remove("lists", "n"))
+		requireApplied(t, c.push(t, remove("lists", "l")), c.push(t, remove("lists", "m"), remove("items", "m2")), c.push(t, remove("lists", "n")))
+		requireApplied(t, c.push(t, c.row(t, "items", "i0"), c.row(t, "items", "i1", "up", "i0"), c.row(t, "items", "i2", "up", "i1"),
+			c.row(t, "items", "i3", "up", "i2"), c.row(t, "pins", "p", "beside", "i2")))
+		c.violated(t, 0, `{"reason":"cascade_limit"}`, remove("items", "i0"))
+		requireApplied(t, c.push(t, remove("items", "i1")))
+	})
+	_, err := pushsvc.New(b.db.Pool, pushsvc.Config{Schema: b.schema, MaxCascade: -1})
+	require.ErrorContains(t, err, "MaxCascade")
+}
+
+// TestAppendedOperationsAreAuthorized: who may delete a parent may not by that write the
+// children that the actor may not write.
+func TestAppendedOperationsAreAuthorized(t *testing.T) {
+	t.Parallel()
+	c := referring(t).client(t, ssp2.WireV2)
+	hidden := c.b.upsert(t, "items", map[string]any{"id": "i", "project_id": "pr2", "list": "l"})
+	requireApplied(t, c.push(t, c.row(t, "lists", "l"), hidden, c.row(t, "lists", "m")))
+	requireApplied(t, c.push(t, c.b.upsert(t, "pins", map[string]any{"id": "p", "project_id": "pr2", "list": "m"})))
+	bob := c.with(func(r *pushsvc.Request) {
+		r.ClientID, r.Actor, r.Scopes = "bob", "bob", allow(scope.Allowed{"project_id": {"pr1"}})
+	})
+	requireRejected(t, bob.push(t, remove("lists", "absent"), remove("lists", "l")), 1, ssp2.CodeForbidden)
+	requireRejected(t, bob.push(t, remove("lists", "m")), 0, ssp2.CodeForbidden)
+	requireApplied(t, c.push(t, remove("lists", "l"), remove("lists", "m")))
+}
+
+// TestAppendedOperationsMeetTheHooks: row validators run on them, they are evidence, and
+// reads of the candidate state see what they leave. A rejection names the operation of
+// the client that caused them.
+func TestAppendedOperationsMeetTheHooks(t *testing.T) {
+	t.Parallel()
+	j := &court{}
+	var rows []string
+	no := false
+	validate := func(_ context.Context, v *pushsvc.RowValidation) error {
+		rows = append(rows, fmt.Sprint(v.Op == ssp2.OpDelete, " ", v.RowID, " ", rowMap(v.Row)["list"], " ", rowMap(v.Stored)["list"]))
+		if no && v.Op == ssp2.OpDelete {
+			return pushsvc.Reject("app.kept", "", nil)
+		}
+		return nil
+	}
+	b := referring(t, func(_ *pgtest.Options, cfg *pushsvc.Config) {
+		cfg.Validators = map[string]pushsvc.Validator{"items": validate, "pins": validate}
+		cfg.ValidateCommit = j.validate
+	})
+	c := b.client(t, ssp2.WireV2)
+	requireApplied(t, c.push(t, c.row(t, "lists", "l"), c.row(t, "items", "i", "list", "l"), c.row(t, "pins", "p", "list", "l"), c.row(t, "lists", "m")))
+
+	rows, no = nil, true
+	result := c.push(t, remove("lists", "m"), remove("lists", "l"))
+	require.Equal(t, ssp2.PushRejected, result.Status)
+	require.Equal(t, []ssp2.OpResult{{OpIndex: 1, Status: ssp2.OpError, Code: "app.kept", Message: "app.kept"}}, result.Results)
+	rows, no = nil, false
+	var got []string
+	j.say(func(ctx context.Context, cand *pushsvc.Candidate) error {
+		for _, e := range cand.Operations {
+			got = append(got, fmt.Sprint(e.OpIndex, " ", e.Appended, " ", e.Table, " ", e.RowID, " ", e.Op == ssp2.OpDelete, " ", e.StoredVersion, " ", e.NextVersion, " ", rowMap(e.Row)["list"], " ", rowMap(e.Stored)["list"]))
+		}
+		for _, table := range []string{"items", "pins"} {
+			scanned, err := cand.ScanRows(ctx, pushsvc.ScopeScan{Table: table, Scopes: map[string][]string{"project_id": {"pr1"}}})
+			if err != nil {
+				return err
+			}
+			for _, row := range scanned {
+				got = append(got, fmt.Sprint(table, " ", row.RowID, " ", rowMap(row.Row)["list"]))
+			}
+			row, err := cand.GetRow(ctx, table, map[string]string{"items": "i", "pins": "p"}[table])
+			if err != nil || (row == nil) != (table == "items") {
+				return fmt.Errorf("GetRow in %s: %v, %w", table, row, err)
+			}
+		}
+		return nil
+	})
+	requireApplied(t, c.push(t, remove("lists", "absent"), remove("lists", "l")))
+	require.Equal(t, []string{"true i <nil> l", "false p <nil> l"}, rows)
+	require.Equal(t, []string{
+		"0 false lists absent true 0 0 <nil> <nil>", "1 false lists l true 1 0 <nil> <nil>",
+		"1 true items i true 1 0 <nil> l", "1 true pins p false 1 2 <nil> l", "pins p <nil>",
+	}, got)
+	requireSoundLog(t, b)
+}
+
+// TestTheDatabaseRefusesAnAppendedOperation: the commit is rejected at the operation of
+// the client that led to it, and the commits around it are not.
+func TestTheDatabaseRefusesAnAppendedOperation(t *testing.T) {
+	t.Parallel()
+	b := referring(t)
+	b.exec(t,
+		`create function public.keep() returns trigger language plpgsql as $$ begin if old.title = 'keep' then raise exception 'kept' using errcode = '23514'; end if; return old; end $$`,
+		`create trigger keep before delete on public.items for each row execute function public.keep()`)
+	eachWire(t, b, func(t *testing.T, c *client) {
+		requireApplied(t, c.push(t, c.row(t, "lists", "l"), c.row(t, "lists", "m"), c.row(t, "lists", "n"), c.row(t, "items", "i", "list", "l", "title", "keep"), c.row(t, "items", "j", "list", "m")))
+		results := c.send(t, c.commit(remove("lists", "m")), c.commit(remove("lists", "n"), remove("lists", "l")), c.commit(remove("lists", "n")))
+		requireApplied(t, results[0], results[2])
+		requireRejected(t, results[1], 1, ssp2.CodeConstraintViolation)
+		require.NotNil(t, c.stored(t, "items", "i"))
+		require.Nil(t, c.stored(t, "items", "j"))
+	})
+}
+
+// TestReferenceRaces: one client deletes the parent while another adds a child: whoever
+// comes first decides, and no child is left without its parent.
+//
+//nolint:paralleltest // blocked sessions are counted in the whole database
+func TestReferenceRaces(t *testing.T) {
+	t.Parallel()
+	b := referring(t)
+	beside := b.beside(t, func(_ *pgtest.Options, cfg *pushsvc.Config) { cfg.Schema = b.schema })
+	for _, table := range []string{"items", "pins", "locks"} {
+		for _, deleteFirst := range []bool{true, false} {
+			t.Run(fmt.Sprint(table, ", the delete first: ", deleteFirst), func(t *testing.T) {
+				c := b.client(t, ssp2.WireV2)
+				requireApplied(t, c.push(t, c.row(t, "lists", "l")))
+				other := c.with(func(r *pushsvc.Request) { r.ClientID, r.Actor = "c2", "bob" })
+				commits := []ssp2.PushCommit{c.commit(remove("lists", "l")), c.commit(c.row(t, table, "x", "list", "l"))}
+				if !deleteFirst {
+					slices.Reverse(commits)
+				}
+				release := c.hold(t)
+				first := c.pushing(t.Context(), b.Service, commits[0])
+				require.NoError(t, pgtest.WaitAnyBlocked(t.Context(), b.db.Pool, 1))
+				second := other.pushing(t.Context(), beside.Service, commits[1])
+				require.NoError(t, pgtest.WaitAnyBlocked(t.Context(), b.db.Pool, 2))
+				release()
+				requireApplied(t, (<-first).resp.Results...)
+				late := (<-second).resp.Results[0]
+				if deleteFirst || table == "locks" {
+					requireRejected(t, late, 0, ssp2.CodeReferenceViolation)
+				} else {
+					requireApplied(t, late)
+				}
+				require.Equal(t, !deleteFirst && table == "locks", c.stored(t, "lists", "l") != nil)
+				require.Equal(t, !deleteFirst && table != "items", c.stored(t, table, "x") != nil)
+				requireSoundLog(t, b)
+			})
+		}
+	}
+}
+
+// TestRoundTripsOfReferences: what a commit refers to comes with its admission; children
+// cost one round trip for each level of them.
+func TestRoundTripsOfReferences(t *testing.T) {
+	t.Parallel()
+	b := referring(t, func(o *pgtest.Options, _ *pushsvc.Config) { o.MaxConns = 1 })
+	c := b.client(t, ssp2.WireV2)
+	many := func(n int, f func(i int) ssp2.Operation) []ssp2.Operation {
+		ops := make([]ssp2.Operation, n)
+		for i := range ops {
+			ops[i] = f(i)
+		}
+		return ops
+	}
+	requireApplied(t, c.push(t, c.row(t, "lists", "warm"), c.row(t, "items", "warm", "list", "warm"), c.row(t, "pins", "warm", "list", "warm"), c.row(t, "locks", "warm")))
+	requireApplied(t, c.push(t, remove("lists", "warm"), remove("locks", "warm"), remove("pins", "warm")))
+	requireApplied(t, c.push(t, c.row(t, "lists", "l"), c.row(t, "lists", "wide"), c.row(t, "items", "parent")))
+	requireApplied(t, c.push(t, c.row(t, "lists", "deep"), c.row(t, "items", "d0", "list", "deep"), c.row(t, "items", "d1", "up", "d0"), c.row(t, "items", "d2", "up", "d1")))
+	for _, half := range []string{"a", "b"} {
+		requireApplied(t, c.push(t, many(500, func(i int) ssp2.Operation {
+			return c.row(t, "pins", fmt.Sprint(half, i), "item", "parent", "beside", "d2")
+		})...))
+		requireApplied(t, c.push(t, many(500, func(i int) ssp2.Operation { return c.row(t, "items", fmt.Sprint(half, i), "list", "wide") })...))
+	}
+	for _, tc := range []struct {
+		name  string
+		ops   []ssp2.Operation
+		trips int
+	}{
+		{"insert of a hundred children", many(100, func(i int) ssp2.Operation { return c.row(t, "items", fmt.Sprint("i", i), "list", "l", "up", "i0") }), 2},
+		{"insert of a parent and its children", []ssp2.Operation{c.row(t, "locks", "k", "list", "m", "item", "n"), c.row(t, "items", "n", "list", "m"), c.row(t, "lists", "m")}, 2},
+		{"delete of a row that nothing may refer to", []ssp2.Operation{remove("pins", "absent"), remove("locks", "k")}, 2},
+		{"cascade of a thousand children", []ssp2.Operation{remove("items", "parent")}, 3},
+		{"cascade of a thousand children that may have some", []ssp2.Operation{remove("lists", "wide")}, 4},
+		{"cascade of three levels, and what loses its parent", []ssp2.Operation{remove("lists", "deep")}, 6},
+	} {
+		b.Wait()
+		b.counter.Reset()
+		result := c.push(t, tc.ops...)
+		b.Wait()
+		requireApplied(t, result)
+		require.Zero(t, b.counter.PrepareRoundTrips(), tc.name)
+		require.Equal(t, tc.trips, b.counter.RoundTrips(), "%s: %v", tc.name, b.counter.Statements())
+	}
+}

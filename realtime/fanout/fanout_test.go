@@ -1,0 +1,354 @@
+package fanout_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/syncpg/syncpg/internal/pgtest"
+	"github.com/syncpg/syncpg/realtime/fanout"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+func TestCommittedReachesTheSinkOfItsProcess(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	a := b.start(t, pollOnly)
+	b.commit(t, "p1", one("before"))
+	require.EqualValues(t, 1, a.watch(t, "p1"))
+	a.Committed("p1", b.commit(t, "p1", written{[]byte("x"), nil}, written{}))
+	a.sink.reaches(t, "p1", 3)
+	require.Equal(t, []call{{Kind: "commits", Partition: "p1", From: 1, Seq: 3, Commits: []fanout.Commit{
+		{Seq: 2, CreatedAtMs: 1002, ActorID: "ada", Bytes: 1, Changes: []fanout.Change{
+			{Table: "items", RowID: "r0", Op: ssp2.OpUpsert, RowVersion: 2, Scopes: []string{"team=red"}, Payload: []byte("x")},
+			{Table: "items", RowID: "r1", Op: ssp2.OpDelete, Scopes: []string{"team=red"}},
+		}},
+		{Seq: 3, CreatedAtMs: 1003, ActorID: "ada"},
+	}}}, a.sink.of("p1"))
+}
+
+func TestCommittedReachesOtherProcesses(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	a, c := b.start(t), b.start(t)
+	b.listening(t, 2)
+	require.EqualValues(t, 0, c.watch(t, "p1"))
+	a.Committed("p1", b.commit(t, "p1", one("x")))
+	c.sink.reaches(t, "p1", 1)
+	a.Committed("p1", b.commit(t, "p1", one("y"), one("z")))
+	c.sink.reaches(t, "p1", 3)
+	requireWhole(t, c.sink.of("p1"), 0, 3)
+	require.Empty(t, a.sink.of("p1"), "nobody watches it there")
+}
+
+func TestAnEmptyNotificationMakesEverybodyLook(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	a := b.start(t)
+	b.listening(t, 1)
+	a.watch(t, "p1")
+	b.commit(t, "p1", one("by SQL"))
+	b.exec(t, `notify syncpg`)
+	a.sink.reaches(t, "p1", 1)
+}
+
+func TestTheListenerIsKilledInBetween(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	a, c := b.start(t), b.start(t)
+	b.listening(t, 2)
+	c.watch(t, "p1")
+	a.Committed("p1", b.commit(t, "p1", one("1")))
+	c.sink.reaches(t, "p1", 1)
+	b.exec(t, `select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() and query like '-- name: RealtimeListen%'`)
+	// Whether the notification finds a listener or not, the look after connecting finds the commit.
+	a.Committed("p1", b.commit(t, "p1", one("2"), one("3")))
+	c.sink.reaches(t, "p1", 3)
+	b.listening(t, 2)
+	a.Committed("p1", b.commit(t, "p1", one("4")))
+	c.sink.reaches(t, "p1", 4)
+	require.EqualValues(t, 4, requireWhole(t, c.sink.of("p1"), 0, 4), "nothing was lost")
+}
+
+func TestThePollFindsWhatNobodyToldOf(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	a := b.start(t, pollOnly)
+	a.watch(t, "p1")
+	a.watch(t, "p2")
+	b.commit(t, "p1", one("by SQL"))
+	b.commit(t, "p3", one("not watched"))
+	require.Empty(t, a.sink.of("p1"))
+	tick(t, a.poll)
+	a.sink.reaches(t, "p1", 1)
+	require.Empty(t, a.sink.of("p2"))
+	require.Empty(t, a.sink.of("p3"))
+}
+
+func TestWatchIsCounted(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	a := b.start(t, pollOnly)
+	b.commit(t, "p1", one("1"))
+	require.EqualValues(t, 1, a.watch(t, "p1"))
+	require.EqualValues(t, 1, a.watch(t, "p1"))
+	a.Unwatch("p1")
+	a.Committed("p1", b.commit(t, "p1", one("2")))
+	a.sink.reaches(t, "p1", 2)
+	require.EqualValues(t, 2, a.watch(t, "p1"))
+	a.Unwatch("p1")
+	a.Unwatch("p1")
+	require.Zero(t, a.Watched())
+	a.Unwatch("p1")
+	a.Committed("p1", b.commit(t, "p1", one("3")))
+	require.EqualValues(t, 3, a.watch(t, "p1"), "it begins anew")
+	a.Committed("p1", b.commit(t, "p1", one("4")))
+	a.sink.reaches(t, "p1", 4)
+	calls := a.sink.of("p1")
+	require.Len(t, calls, 2)
+	require.EqualValues(t, 3, calls[1].From)
+}
+
+// TestACommitWhileWatchLooksIsNotMissed holds the commit until Watch has its snapshot, and
+// tells of it before Watch returns.
+func TestACommitWhileWatchLooksIsNotMissed(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	a := b.start(t, pollOnly)
+	b.commit(t, "p1", one("1"))
+	// The schema's row is read first and the partition's next; a lock on the table of
+	// partitions stops Watch after it is known that it watches.
+	lock, err := b.db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = lock.Exec(t.Context(), `lock table syncpg.sync_partition_registry in access exclusive mode`)
+	require.NoError(t, err)
+	watched := make(chan int64)
+	go func() {
+		seq, err := a.Watch(context.Background(), "p1")
+		if err != nil {
+			seq = -1
+		}
+		watched <- seq
+	}()
+	require.NoError(t, pgtest.WaitAnyBlocked(t.Context(), b.db.Pool, 1))
+	// The statement has its snapshot; what is committed from here on is not in it.
+	_, err = lock.Exec(t.Context(), `insert into syncpg.sync_commits (partition, commit_seq, client_id, client_commit_id, actor_id, created_at_ms, change_count) values ('p1', 2, 'c', '2', 'ada', 0, 0)`)
+	require.NoError(t, err)
+	_, err = lock.Exec(t.Context(), `update syncpg.sync_partitions set max_commit_seq = 2`)
+	require.NoError(t, err)
+	a.Committed("p1", 2)
+	require.NoError(t, lock.Commit(t.Context()))
+	require.EqualValues(t, 1, <-watched)
+	a.sink.reaches(t, "p1", 2)
+	requireWhole(t, a.sink.of("p1"), 1, 2)
+}
+
+func TestAPartitionThatIsWatchedAgainWhileItIsReadGoesOn(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	a := b.make(t, pollOnly)
+	entered, leave := make(chan struct{}), make(chan struct{})
+	a.sink.hold = func(c call) {
+		if c.Seq == 1 {
+			close(entered)
+			<-leave
+		}
+	}
+	require.NoError(t, a.Start(t.Context()))
+	t.Cleanup(func() { a.stop(t) })
+	a.watch(t, "p1")
+	a.Committed("p1", b.commit(t, "p1", one("1")))
+	<-entered
+	a.Unwatch("p1")
+	start := a.watch(t, "p1")
+	a.Committed("p1", b.commit(t, "p1", one("2")))
+	close(leave)
+	a.sink.reaches(t, "p1", 2)
+	require.EqualValues(t, 1, start)
+	requireWhole(t, a.sink.of("p1"), 0, 2)
+}
+
+func TestWhatIsTooFarBehindIsLost(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	a := b.start(t, pollOnly, func(c *fanout.Config) { c.MaxBehind = 3 })
+	a.watch(t, "p1")
+	b.commit(t, "p1", one("1"), one("2"), one("3"), one("4"))
+	tick(t, a.poll)
+	a.sink.reaches(t, "p1", 4)
+	b.commit(t, "p1", one("5"), one("6"), one("7"))
+	tick(t, a.poll)
+	a.sink.reaches(t, "p1", 7)
+	calls := a.sink.of("p1")
+	require.Equal(t, call{Kind: "lost", Partition: "p1", Seq: 4}, calls[0])
+	require.EqualValues(t, 3, requireWhole(t, calls, 0, 7))
+}
+
+func TestWhatIsPrunedIsLost(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	a := b.start(t, pollOnly)
+	a.watch(t, "p1")
+	b.commit(t, "p1", one("1"), one("2"), one("3"))
+	b.exec(t, `delete from syncpg.sync_commits where commit_seq <= 1`)
+	b.exec(t, `update syncpg.sync_partitions set horizon_seq = 1`)
+	tick(t, a.poll)
+	a.sink.reaches(t, "p1", 3)
+	require.Equal(t, []call{{Kind: "lost", Partition: "p1", Seq: 3}}, a.sink.of("p1"))
+}
+
+func TestAGapIsNeverSkipped(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	a := b.start(t, pollOnly)
+	a.watch(t, "p1")
+	a.watch(t, "p2")
+	b.commit(t, "p1", one("1"), one("2"), one("3"))
+	b.commit(t, "p2", one("1"))
+	b.exec(t, `delete from syncpg.sync_commits where commit_seq = 2 or partition = 'p2'`)
+	tick(t, a.poll)
+	a.sink.reaches(t, "p1", 3)
+	a.sink.reaches(t, "p2", 1)
+	calls := a.sink.of("p1")
+	require.Len(t, calls, 2)
+	require.EqualValues(t, 1, calls[0].Seq)
+	require.Equal(t, call{Kind: "lost", Partition: "p1", Seq: 3}, calls[1])
+	require.Equal(t, []call{{Kind: "lost", Partition: "p2", Seq: 1}}, a.sink.of("p2"))
+}
+
+func TestAnotherLogIsAReset(t *testing.T) {
+	t.Parallel()
+	for name, sql := range map[string]string{
+		"epoch":            `update syncpg.sync_partition_registry set log_epoch = 'another'`,
+		"schema version":   `insert into syncpg.sync_schema_meta (schema_version, layout, index_signatures, functions_digest, installed_at_ms) values (2, '', '{}', '', 0) on conflict (partition) do update set schema_version = 2`,
+		"the log went back": `update syncpg.sync_partitions set max_commit_seq = 1`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			b.exec(t, `insert into syncpg.sync_schema_meta (schema_version, layout, index_signatures, functions_digest, installed_at_ms) values (1, '', '{}', '', 0)`)
+			b.commit(t, "p1", one("1"), one("2"))
+			a := b.start(t, pollOnly)
+			a.watch(t, "p1")
+			b.exec(t, sql)
+			tick(t, a.poll)
+			a.sink.until(t, "the reset", func() bool { return len(a.sink.calls) > 0 })
+			calls := a.sink.of("p1")
+			require.Len(t, calls, 1)
+			require.Equal(t, "reset", calls[0].Kind)
+			tick(t, a.poll)
+			tick(t, a.poll)
+			require.Len(t, a.sink.of("p1"), 1, "once")
+		})
+	}
+}
+
+func TestTheFirstEpochIsNoReset(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	a := b.start(t, pollOnly)
+	require.EqualValues(t, 0, a.watch(t, "new"))
+	b.commit(t, "new", one("1"))
+	tick(t, a.poll)
+	a.sink.reaches(t, "new", 1)
+	requireWhole(t, a.sink.of("new"), 0, 1)
+}
+
+func TestAnOversizeCommitComesWithoutPayloads(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	a := b.start(t, pollOnly, func(c *fanout.Config) { c.MaxCommitBytes = 10 })
+	a.watch(t, "p1")
+	b.commit(t, "p1", one("0123456789"), written{[]byte("0123456789"), []byte("x"), nil}, one("small"))
+	tick(t, a.poll)
+	a.sink.reaches(t, "p1", 3)
+	var commits []fanout.Commit
+	for _, c := range a.sink.of("p1") {
+		commits = append(commits, c.Commits...)
+	}
+	require.False(t, commits[0].Oversize)
+	require.True(t, commits[1].Oversize)
+	require.EqualValues(t, 11, commits[1].Bytes)
+	require.Len(t, commits[1].Changes, 3)
+	for _, c := range commits[1].Changes {
+		require.Nil(t, c.Payload)
+		require.Equal(t, []string{"team=red"}, c.Scopes)
+	}
+	require.Equal(t, "small", string(commits[2].Changes[0].Payload))
+}
+
+// TestReadsAreBounded: what does not fit into a read comes with the next, of the same and
+// of other partitions.
+func TestReadsAreBounded(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	a := b.start(t, pollOnly)
+	big := one(strings.Repeat("x", 3<<20))
+	for _, name := range []string{"p1", "p2"} {
+		a.watch(t, name)
+		b.commit(t, name, big, big, big, big)
+	}
+	var many []written
+	for range 600 {
+		many = append(many, written{})
+	}
+	a.watch(t, "p3")
+	b.commit(t, "p3", many...)
+	tick(t, a.poll)
+	for name, seq := range map[string]int64{"p1": 4, "p2": 4, "p3": 600} {
+		a.sink.reaches(t, name, seq)
+		calls := a.sink.of(name)
+		require.EqualValues(t, seq, requireWhole(t, calls, 0, seq))
+		require.Greater(t, len(calls), 1, name)
+		for _, c := range calls {
+			require.LessOrEqual(t, len(c.Commits), 256)
+		}
+	}
+}
+
+func TestAThousandPartitionsAreOneQuery(t *testing.T) {
+	t.Parallel()
+	var counter pgtest.Counter
+	b := &bundle{db: pgtest.New(t, pgtest.Options{Counter: &counter})}
+	a := b.start(t, pollOnly)
+	b.exec(t, `insert into syncpg.sync_partitions (partition) select 'p' || i from generate_series(1, 1000) as i`)
+	b.exec(t, `insert into syncpg.sync_partition_registry (partition, log_epoch, created_at_ms, last_seen_ms) select 'p' || i, 'e', 0, 0 from generate_series(1, 1000) as i`)
+	rows, err := b.db.Pool.Query(t.Context(), `select partition from syncpg.sync_partitions`)
+	require.NoError(t, err)
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	for _, name := range names {
+		a.watch(t, name)
+	}
+	b.exec(t, `insert into syncpg.sync_commits (partition, commit_seq, client_id, client_commit_id, actor_id, created_at_ms, change_count) select partition, 1, 'c', '1', 'ada', 0, 0 from syncpg.sync_partitions`)
+	b.exec(t, `update syncpg.sync_partitions set max_commit_seq = 1`)
+	counter.Reset()
+	tick(t, a.poll)
+	a.sink.until(t, "all partitions", func() bool { return len(a.sink.calls) == 1000 })
+	sent := counter.Statements()
+	count := func(name string) int {
+		return len(slices.DeleteFunc(slices.Clone(sent), func(s string) bool { return !strings.HasPrefix(s, "-- name: "+name) }))
+	}
+	require.Equal(t, 1, count("RealtimeFindNews"), sent)
+	require.LessOrEqual(t, count("RealtimeReadNews"), 2, "one for all, unless a reader came in between")
+}
+
+func TestStopAndStartAgain(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	a := b.start(t)
+	require.ErrorIs(t, a.Start(t.Context()), fanout.ErrStarted)
+	a.watch(t, "p1")
+	a.stop(t)
+	a.stop(t)
+	_, err := a.Watch(t.Context(), "p1")
+	require.ErrorIs(t, err, fanout.ErrClosed)
+	require.NoError(t, a.Start(t.Context()))
+	a.watch(t, "p1")
+	a.Committed("p1", b.commit(t, "p1", one("x")))
+	a.sink.reaches(t, "p1", 1)
+}
