@@ -40,7 +40,8 @@ type conn struct {
 	name    string // client id
 	session string
 	opened  time.Time
-	part    int // of the connections, in heartbeats
+	values  context.Context //nolint:containedctx // what the host put into the context of the request
+	part    int             // of the connections, in heartbeats
 
 	heard   atomic.Bool // something arrived since the last beat
 	counted bool        // a message is being handled; only the reader looks at it
@@ -78,9 +79,9 @@ type conn struct {
 	progress  atomic.Int64 // of it
 
 	// Only the pulse looks at these.
-	missed   int   // beats since something was heard
-	stalled  int   // beats since the request went on
-	reached  int64 // progress at the last beat
+	missed  int   // beats since something was heard
+	stalled int   // beats since the request went on
+	reached int64 // progress at the last beat
 }
 
 // item is something to be written: one of these.
@@ -147,7 +148,7 @@ func (c *conn) push(it item) {
 	if it.chunk == nil && it.close == nil && len(c.queue) >= maxWaiting {
 		// It takes neither deltas, which are bounded before, nor events.
 		c.closed = true
-		c.hub.log.Debug("client closed: it does not read", "client", c.name, "partition", c.id.Partition)
+		c.hub.log.DebugContext(c.values, "client closed: it does not read", "client", c.name, "partition", c.id.Partition)
 		c.kill()
 		return
 	}
@@ -206,7 +207,7 @@ var buffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
 // write writes one item.
 func (c *conn) write(it item, wake *ssp2.Wake) error {
-	ctx := context.Background() // netConn bounds it
+	ctx := c.values // netConn bounds it
 	switch {
 	case it.close != nil:
 		c.net.hurry()
@@ -268,12 +269,14 @@ func violated(code websocket.StatusCode, format string, args ...any) error {
 }
 
 // serve reads until the connection ends, and then takes it down.
-func (c *conn) serve(ctx context.Context) {
-	ctx, cancel := context.WithCancel(ctx)
+func (c *conn) serve(base context.Context) {
+	ctx, cancel := context.WithCancel(c.values)
+	stop := context.AfterFunc(base, cancel)
 	err := c.readAll(ctx)
+	stop()
 	cancel() // a round in flight
 	if v, ok := errors.AsType[*violation](err); ok {
-		c.hub.log.Debug("client closed: it broke a rule", "client", c.name, "partition", c.id.Partition, "reason", v.reason)
+		c.hub.log.DebugContext(c.values, "client closed: it broke a rule", "client", c.name, "partition", c.id.Partition, "reason", v.reason)
 		c.expel(v)
 	} else {
 		c.kill()
@@ -301,19 +304,19 @@ func (c *conn) expel(v *violation) {
 func (c *conn) readAll(ctx context.Context) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			c.hub.log.Error("panic while serving a connection", "panic", v, "stack", string(debug.Stack()))
+			c.hub.log.ErrorContext(c.values, "panic while serving a connection", "panic", v, "stack", string(debug.Stack()))
 			err = violated(websocket.StatusInternalError, "the server failed")
 		}
 	}()
 	for {
-		m, err := c.next()
+		m, err := c.next() //nolint:contextcheck // reading ends with the connection, not with ctx
 		if err != nil {
 			return err
 		}
 		if m.round {
 			err = c.beginRound(ctx, m)
 		} else {
-			err = c.control(m.text)
+			err = c.control(m.text) //nolint:contextcheck // likewise
 		}
 		if err != nil {
 			return err
@@ -334,7 +337,7 @@ func (c *conn) next() (message, error) {
 		c.counted = false
 		c.hub.activity.end()
 	}
-	kind, r, err := c.ws.Reader(context.Background())
+	kind, r, err := c.ws.Reader(c.values)
 	if err != nil {
 		return message{}, err //nolint:wrapcheck // it only ends the connection
 	}
@@ -412,7 +415,7 @@ func (c *conn) teardown() {
 	_ = c.ws.CloseNow()
 	h.fan.Unwatch(c.p.name)
 	h.release(c.p)
-	events.Emit(context.Background(), h.cfg.Events, events.RealtimeDisconnected{
+	events.Emit(c.values, h.cfg.Events, events.RealtimeDisconnected{
 		Session: c.eventSession(), Duration: time.Since(c.opened),
 	})
 	h.mu.Lock()
@@ -440,5 +443,5 @@ func (h *Hub) forget(c *conn) {
 }
 
 func (h *Hub) logFailure(what string, c *conn, err error) {
-	h.log.Log(context.Background(), slog.LevelWarn, what, "client", c.name, "partition", c.id.Partition, "error", err)
+	h.log.Log(c.values, slog.LevelWarn, what, "client", c.name, "partition", c.id.Partition, "error", err)
 }

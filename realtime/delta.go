@@ -123,7 +123,7 @@ func (h *Hub) dispatch(p *partition, commit *fanout.Commit) {
 			if len(g.hit) == 0 {
 				p.found = append(p.found, g)
 			}
-			g.hit = append(g.hit, int32(i)) //nolint:gosec // an index of a slice
+			g.hit = append(g.hit, int32(i))
 		})
 	}
 	if len(p.found) == 0 {
@@ -149,7 +149,7 @@ func (h *Hub) dispatch(p *partition, commit *fanout.Commit) {
 		}
 	}
 	for i, c := range p.told {
-		c.offer(p, commit, c.hits)
+		c.offer(commit, c.hits)
 		if clear(c.hits); cap(c.hits) > 4 {
 			c.hits = nil
 		}
@@ -189,7 +189,7 @@ func (h *Hub) encode(f *frame) []byte {
 
 // offer gives a commit to a connection (§8.2): as a delta when it bridges from what the
 // client was given, else as a wake-up.
-func (c *conn) offer(p *partition, commit *fanout.Commit, hits []hit) {
+func (c *conn) offer(commit *fanout.Commit, hits []hit) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -220,12 +220,12 @@ func (c *conn) offer(p *partition, commit *fanout.Commit, hits []hit) {
 	case commit.Oversize:
 		c.suppress(seq, ssp2.WakeDeltaTooLarge)
 	default:
-		c.deliver(p, seq, hits)
+		c.deliver(seq, hits)
 	}
 }
 
 // deliver queues a commit as a delta.
-func (c *conn) deliver(p *partition, seq int64, hits []hit) {
+func (c *conn) deliver(seq int64, hits []hit) {
 	d := &delta{wire: c.wire, epoch: c.epoch, seq: seq}
 	slices.SortFunc(hits, func(a, b hit) int { return a.of.order - b.of.order })
 	size := 1 + deltaFrame + len(c.epoch)
@@ -352,7 +352,7 @@ func (d *delta) append(dst []byte, version int32) ([]byte, error) {
 	dst = ssp2.AppendEnvelope(dst, d.wire, ssp2.KindResponse)
 	dst, err := ssp2.AppendFrame(dst, d.wire, &ssp2.ResponseHeader{LatestSchemaVersion: &version, LogEpoch: d.epoch})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // the caller says of what
+		return nil, err
 	}
 	for i := range d.sections {
 		s := &d.sections[i]
@@ -360,11 +360,11 @@ func (d *delta) append(dst []byte, version int32) ([]byte, error) {
 		dst, mark = ssp2.BeginFrame(dst, ssp2.FrameSubStart)
 		dst = append(ssp2.AppendStr(dst, s.id), s.start...)
 		if dst, err = ssp2.EndFrame(dst, mark); err != nil {
-			return nil, err //nolint:wrapcheck // likewise
+			return nil, err
 		}
 		dst = append(dst, s.commit...)
 		if dst, err = ssp2.AppendFrame(dst, d.wire, &ssp2.SubEnd{NextCursor: d.seq}); err != nil {
-			return nil, err //nolint:wrapcheck // likewise
+			return nil, err
 		}
 	}
 	return ssp2.AppendEnd(dst), nil
@@ -420,12 +420,12 @@ func (r *recent) missed(g *group, from, head int64) int64 {
 	if from < r.after {
 		return head
 	}
-	for i := len(r.touched) - 1; i >= 0; i-- {
+	for i, spots := range slices.Backward(r.touched) {
 		seq := r.after + int64(i) + 1
 		if seq <= from {
 			break
 		}
-		for _, s := range r.touched[i] {
+		for _, s := range spots {
 			if s.table == g.table.Name && g.matches(s.scopes) {
 				return seq
 			}

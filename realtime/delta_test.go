@@ -2,6 +2,7 @@ package realtime_test
 
 import (
 	"fmt"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -69,7 +70,7 @@ func TestOneEncodePerSetOfChanges(t *testing.T) {
 	var clients []*client
 	for i := range 6 {
 		name := fmt.Sprintf("c%d", i)
-		w.record(name, "ada", 0, sub{name, "docs", ssp2.ScopeMap{"org": {"o1", fmt.Sprint(i % 2)}}})
+		w.record(name, "ada", 0, sub{name, "docs", ssp2.ScopeMap{"org": {"o1", strconv.Itoa(i % 2)}}})
 		clients = append(clients, w.connect(name, "ada"))
 	}
 	w.commit(change("d1", "o1", "f1"))

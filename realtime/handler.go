@@ -168,7 +168,7 @@ func (h *Hub) authenticate(r *http.Request) (round.Identity, error) {
 	}
 	switch {
 	case ssp2.CodeOf(err) != "":
-		return round.Identity{}, err //nolint:wrapcheck // the host's own answer
+		return round.Identity{}, err
 	case errors.Is(err, round.ErrOutage):
 		return round.Identity{}, &ssp2.Error{
 			Code: ssp2.CodeStorageUnavailable, Message: "requests cannot be authenticated at the moment; retry later", Err: err,
@@ -218,10 +218,10 @@ func (h *Hub) freeSlot(of client) {
 func (h *Hub) upgrade(w http.ResponseWriter, r *http.Request, id round.Identity, name string) (_ *conn, err error) {
 	ctx, cancel := context.WithTimeout(r.Context(), openWithin)
 	defer cancel()
-	c := &conn{hub: h, id: id, name: name, session: rand.Text(), opened: time.Now()}
+	c := &conn{hub: h, id: id, name: name, session: rand.Text(), opened: time.Now(), values: context.WithoutCancel(r.Context())}
 	epoch, err := h.cfg.Gate.Enter(ctx, id.Partition)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // becomes an answer
+		return nil, err
 	}
 	c.epoch = epoch.LogEpoch
 	c.p = h.partition(id.Partition)
@@ -231,7 +231,7 @@ func (h *Hub) upgrade(w http.ResponseWriter, r *http.Request, id round.Identity,
 	latest, err := h.fan.Watch(ctx, id.Partition)
 	if err != nil {
 		h.abandon(c, false)
-		return nil, err //nolint:wrapcheck // becomes an answer
+		return nil, err
 	}
 	state, err := h.load(ctx, id, name)
 	if err != nil {
@@ -276,7 +276,7 @@ func (h *Hub) start(c *conn, state clientState, latest int64) {
 	case !going:
 		c.goAway()
 	}
-	events.Emit(context.Background(), h.cfg.Events, events.RealtimeConnected{
+	events.Emit(c.values, h.cfg.Events, events.RealtimeConnected{
 		Session: c.eventSession(), Registrations: n, Cursor: state.cursor, LatestSeq: seq,
 	})
 	go c.serve(base)
@@ -309,7 +309,7 @@ type clientState struct {
 func (h *Hub) load(ctx context.Context, id round.Identity, name string) (clientState, error) {
 	row, err := h.store.RealtimeReadClient(ctx, db.RealtimeReadClientParams{Partition: id.Partition, ClientID: name})
 	if err != nil {
-		return clientState{}, err //nolint:wrapcheck // becomes an answer
+		return clientState{}, err
 	}
 	state := clientState{wire: ssp2.WireV1, cursor: row.Cursor, latest: row.MaxCommitSeq}
 	switch {
@@ -319,7 +319,7 @@ func (h *Hub) load(ctx context.Context, id round.Identity, name string) (clientS
 		return clientState{}, ssp2.Errorf(ssp2.CodeInvalidClientID, "this client id belongs to another actor")
 	}
 	if row.WireVersion > 0 {
-		state.wire = ssp2.WireVersion(row.WireVersion) //nolint:gosec // one that was served
+		state.wire = ssp2.WireVersion(row.WireVersion)
 	}
 	if cursor, ok := h.acks.newest(client{id.Partition, name}, id.Actor); ok {
 		state.cursor = max(state.cursor, cursor)
@@ -336,7 +336,7 @@ func (h *Hub) load(ctx context.Context, id round.Identity, name string) (clientS
 	}
 	resolution, err := h.cfg.Rounds.Resolve(ctx, round.ScopeRequest{Identity: id, ClientID: name})
 	if err != nil {
-		return clientState{}, err //nolint:wrapcheck // becomes an answer
+		return clientState{}, err
 	}
 	state.synced = true
 	for i, s := range list {

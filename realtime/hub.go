@@ -67,6 +67,7 @@ type Hub struct {
 	serving    sync.WaitGroup // connections
 
 	activity activity
+	going    atomic.Bool  // from Start to Stop
 	encodes  atomic.Int64 // COMMIT frames, for tests
 }
 
@@ -95,10 +96,14 @@ func newHub(cfg Config, s store, fan transport) *Hub {
 
 // Committed says that this process committed to a partition, up to seq. It never blocks.
 // It is for pushsvc.Config.Committed.
-func (h *Hub) Committed(partition string, seq int64) { h.fan.Committed(partition, seq) }
+func (h *Hub) Committed(partition string, seq int64) {
+	if h.going.Load() {
+		h.fan.Committed(partition, seq)
+	}
+}
 
 // Start makes the hub accept connections. ctx bounds the start alone.
-func (h *Hub) Start(ctx context.Context) error {
+func (h *Hub) Start(ctx context.Context) error { //nolint:contextcheck // what is started outlives ctx
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.state != stopped {
@@ -108,6 +113,7 @@ func (h *Hub) Start(ctx context.Context) error {
 		return fmt.Errorf("realtime: %w", err)
 	}
 	h.state = serving
+	h.going.Store(true)
 	h.base, h.cancel = context.WithCancel(context.Background())
 	base := h.base
 	h.running.Go(func() { h.pulse(base) })
@@ -167,6 +173,7 @@ func (h *Hub) Stop(ctx context.Context) error {
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) > ackGrace {
 		flushing = ctx
 	}
+	h.going.Store(false)
 	err := errors.Join(cut, h.acks.flush(flushing), h.stopTransport(ctx))
 	h.mu.Lock()
 	h.state = stopped
@@ -190,11 +197,11 @@ type partition struct {
 	refs int // under Hub.mu: connections, and calls at work
 
 	mu       sync.Mutex
-	watchers int   // connections
-	known    bool  // head is known
-	head     int64 // all commits up to here were offered to the connections
+	watchers int          // connections
+	known    bool         // head is known
+	head     int64        // all commits up to here were offered to the connections
 	latest   atomic.Int64 // newest commit that is known of
-	resets   int   // how often the log became another one
+	resets   int          // how often the log became another one
 	index    index
 	recent   recent
 	presence map[string]map[peer]*present // by scope key

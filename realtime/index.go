@@ -68,7 +68,7 @@ func newIndex() index {
 func (x *index) groupOf(t *schema.Table, scopes ssp2.ScopeMap) (*group, error) {
 	frame, err := ssp2.AppendFrame(nil, ssp2.WireV1, &ssp2.SubStart{Status: ssp2.SubActive, EffectiveScopes: scopes})
 	if err != nil {
-		return nil, err //nolint:wrapcheck // the caller says of what
+		return nil, err
 	}
 	const beforeStatus = 5 + 4 // frame header, the empty id
 	start := frame[beforeStatus:]
@@ -256,7 +256,7 @@ func valueOf(scopes []string, variable string) (string, bool) {
 func (g *group) hitKey(dst []byte) []byte {
 	dst = append(append(dst, g.table.Name...), 0)
 	for _, i := range g.hit {
-		dst = binary.LittleEndian.AppendUint32(dst, uint32(i)) //nolint:gosec // an index of a slice
+		dst = binary.LittleEndian.AppendUint32(dst, uint32(i))
 	}
 	return dst
 }

@@ -29,4 +29,3 @@ func New(pool *pgxpool.Pool, cfg Config) (*Hub, error) {
 	h.fan = fan
 	return h, nil
 }
-

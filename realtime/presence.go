@@ -269,4 +269,3 @@ func (h *Hub) Presence(msg fanout.Presence) {
 		h.hide(p, before, nil)
 	}
 }
-

@@ -70,7 +70,7 @@ func (c *conn) beat(text []byte) {
 	}
 	c.reached = progress
 	if c.missed >= deadAfter || c.stalled >= stalledAfter {
-		c.hub.log.Debug("client closed: it was not heard of", "client", c.name, "partition", c.id.Partition)
+		c.hub.log.DebugContext(c.values, "client closed: it was not heard of", "client", c.name, "partition", c.id.Partition)
 		c.kill()
 		return
 	}
@@ -88,7 +88,7 @@ func (c *conn) beat(text []byte) {
 	c.pinged = true
 	c.writers.Go(func() {
 		// The answer is looked at by the reader; this ends with it or with the connection.
-		_ = c.ws.Ping(context.Background())
+		_ = c.ws.Ping(c.values)
 		c.mu.Lock()
 		c.pinged = false
 		c.mu.Unlock()

@@ -106,7 +106,7 @@ func (h *Hub) enter(c *conn, subs []registered, cursor, latest int64, synced boo
 		Cursor: cursor, LatestCursor: latest, RequiresSync: behind || !synced, TimestampMs: h.nowMs(),
 	})
 	if err != nil {
-		return 0, 0, err //nolint:wrapcheck // the caller says of what
+		return 0, 0, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -62,7 +62,7 @@ func (c *conn) runRound(ctx context.Context, req *ssp2.Request, failure error, o
 	defer out.finished()
 	defer func() {
 		if v := recover(); v != nil {
-			c.hub.log.Error("panic while serving a round", "panic", v, "stack", string(debug.Stack()))
+			c.hub.log.ErrorContext(c.values, "panic while serving a round", "panic", v, "stack", string(debug.Stack()))
 			if out.begun {
 				c.kill()
 				return
@@ -275,8 +275,8 @@ func (s *frameScan) feed(p []byte) int {
 		n := min(int64(s.left), int64(len(p)))
 		payload := p[:n]
 		p = p[n:]
-		whole := s.kept == nil && uint32(n) == s.left //nolint:gosec // at most left
-		s.left -= uint32(n)                            //nolint:gosec // likewise
+		whole := s.kept == nil && uint32(n) == s.left
+		s.left -= uint32(n)
 		if !whole && s.wanted() {
 			s.kept = append(s.kept, payload...)
 			payload = s.kept

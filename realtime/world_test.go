@@ -377,7 +377,9 @@ func (w *world) dial(name, actor string, header ...string) (*client, *http.Respo
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	ws, res, err := websocket.Dial(ctx, w.server.URL+"/realtime?clientId="+name, &websocket.DialOptions{HTTPHeader: h})
+	ws, res, err := websocket.Dial( //nolint:bodyclose // the library has read it
+		ctx, w.server.URL+"/realtime?clientId="+name, &websocket.DialOptions{HTTPHeader: h},
+	)
 	if err != nil {
 		return nil, res, err
 	}
