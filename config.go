@@ -80,8 +80,8 @@ type Config struct {
 	ValidateCommit CommitValidator
 
 	// PlanReactions says what work follows a commit (§6.9). The plans are stored with the
-	// commit, for a reaction.Runner of the host to deliver. When it fails, so does the
-	// push, and the client tries again. Default: no reactions.
+	// commit, for a reaction.Runner of the host to deliver, which Committed can wake. When
+	// it fails, so does the push, and the client tries again. Default: no reactions.
 	PlanReactions Planner
 
 	// AppSchema is the database schema of the app's tables. Default: "public".
