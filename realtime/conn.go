@@ -309,14 +309,14 @@ func (c *conn) readAll(ctx context.Context) (err error) {
 		}
 	}()
 	for {
-		m, err := c.next() //nolint:contextcheck // reading ends with the connection, not with ctx
+		m, err := c.next()
 		if err != nil {
 			return err
 		}
 		if m.round {
 			err = c.beginRound(ctx, m)
 		} else {
-			err = c.control(m.text) //nolint:contextcheck // likewise
+			err = c.control(m.text)
 		}
 		if err != nil {
 			return err

@@ -182,8 +182,14 @@ func (fakeGate) Enter(context.Context, string) (gate.Epoch, error) {
 }
 func (fakeGate) Forget(string) {}
 
-// newWorld starts a hub. Requests name their actor in the header X-Actor.
+// newWorld starts a hub, whose clock stands still and whose tickers never tick. Requests
+// name their actor in the header X-Actor.
 func newWorld(t *testing.T, options realtime.Options) *world {
+	t.Helper()
+	return newWorldWith(t, options, func(time.Duration) <-chan time.Time { return nil })
+}
+
+func newWorldWith(t *testing.T, options realtime.Options, tick func(every time.Duration) <-chan time.Time) *world {
 	t.Helper()
 	w := &world{
 		t: t, nowMs: 1000, ring: events.NewRing(1000), logged: &lockedBuffer{},
@@ -208,7 +214,7 @@ func newWorld(t *testing.T, options realtime.Options) *world {
 		Logger: slog.New(slog.NewTextHandler(w.logged, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}, w.store, w.fan)
 	require.NoError(t, err)
-	hub.Ticks(func(time.Duration) <-chan time.Time { return nil })
+	hub.Ticks(tick)
 	w.hub = hub
 	require.NoError(t, hub.Start(t.Context()))
 	mux := http.NewServeMux()
@@ -377,7 +383,7 @@ func (w *world) dial(name, actor string, header ...string) (*client, *http.Respo
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	ws, res, err := websocket.Dial( //nolint:bodyclose // the library has read it
+	ws, res, err := websocket.Dial(
 		ctx, w.server.URL+"/realtime?clientId="+name, &websocket.DialOptions{HTTPHeader: h},
 	)
 	if err != nil {
