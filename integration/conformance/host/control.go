@@ -127,6 +127,15 @@ var methods = map[string]method{
 	) (any, error) {
 		return nil, i.rules.installCommit(i.schema, body.Spec)
 	}),
+	"prune": call(func(ctx context.Context, i *instance, body pruneSpec) (any, error) {
+		return i.prune(ctx, body)
+	}),
+	"captureBackup": call(func(ctx context.Context, i *instance, _ noFields) (any, error) {
+		return nil, i.captureBackup(ctx)
+	}),
+	"restoreBackup": call(func(ctx context.Context, i *instance, _ noFields) (any, error) {
+		return nil, i.restoreBackup(ctx)
+	}),
 	// There are no WebSockets yet, so nothing is ever pending.
 	"quiesce": call(func(_ context.Context, _ *instance, body struct {
 		Connections int `json:"connections"`
@@ -143,9 +152,6 @@ var methods = map[string]method{
 
 	"setResolverOutage":      unsupported("leases"),
 	"revokeLease":            unsupported("leases"),
-	"prune":                  unsupported("pruning"),
-	"captureBackup":          unsupported("restoring a backup"),
-	"restoreBackup":          unsupported("restoring a backup"),
 	"setSignedUrlTtlSeconds": unsupported("signed URLs"),
 	"fetchSegmentUrl":        unsupported("signed URLs"),
 	"setBlobPresign":         unsupported("presigned blob URLs"),
@@ -155,7 +161,7 @@ var methods = map[string]method{
 
 // Capabilities returns the optional features that the host supports.
 func Capabilities() []string {
-	return []string{"idempotency-fault", "validators", "commit-validators"}
+	return []string{"backup-restore", "idempotency-fault", "validators", "commit-validators"}
 }
 
 // Handler serves the control API and, under each instance's base URL, the
@@ -226,7 +232,7 @@ func (h *Host) serveProtocol(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
-	http.StripPrefix(i.path(), i.handler).ServeHTTP(w, r)
+	http.StripPrefix(i.path(), *i.handler.Load()).ServeHTTP(w, r)
 }
 
 // maxControlBody bounds a control call; the largest carries a schema or a blob.

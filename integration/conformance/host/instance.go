@@ -75,8 +75,12 @@ type instance struct {
 	authority *authority
 	rules     rules
 	pool      *pgxpool.Pool
-	protocol  http.Handler // the server under test
-	handler   http.Handler // the protocol and what the host adds to it
+	limits    limitsSpec
+
+	// Another server takes over when a backup is restored.
+	server   *syncpg.Server
+	protocol http.Handler                 // that of the server
+	handler  atomic.Pointer[http.Handler] // the protocol and what the host adds to it
 
 	// unreadable makes the next stored outcome that is looked up unreadable.
 	unreadable atomic.Bool
@@ -86,20 +90,21 @@ type instance struct {
 func (i *instance) path() string { return "/instances/" + i.id }
 
 // open installs the schema in the instance's database and builds the server.
-func (i *instance) open(ctx context.Context, config *pgxpool.Config, limits limitsSpec) error {
+func (i *instance) open(ctx context.Context, config *pgxpool.Config) error {
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return fmt.Errorf("open the instance's database: %w", err)
 	}
 	i.pool = pool
-	if err := i.start(ctx, limits); err != nil {
+	if err := i.start(ctx); err != nil {
 		pool.Close()
 		return err
 	}
 	return nil
 }
 
-func (i *instance) start(ctx context.Context, limits limitsSpec) error {
+// start installs the schema, unless it is there, and starts a server.
+func (i *instance) start(ctx context.Context) error {
 	if err := schemaddl.Install(ctx, i.pool, i.schema, schemaddl.Options{Now: i.clock.now()}); err != nil {
 		return fmt.Errorf("install the schema: %w", err)
 	}
@@ -119,21 +124,26 @@ func (i *instance) start(ctx context.Context, limits limitsSpec) error {
 	for _, t := range i.schema.Tables {
 		config.Validators[t.Name] = i.rules.validateRow
 	}
-	if limits.MaxOperationsPerRequest != nil {
+	config.PruneInterval = -1 // nothing happens on its own
+	if limits := i.limits; limits.MaxOperationsPerRequest != nil {
 		config.MaxOperations = *limits.MaxOperationsPerRequest
 	}
 	server, err := syncpg.New(i.pool, config)
 	if err != nil {
 		return fmt.Errorf("build the server: %w", err)
 	}
-	i.protocol = server.Handler()
+	if err := server.Start(ctx); err != nil {
+		return err
+	}
+	i.server, i.protocol = server, server.Handler()
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /sync", i.serveSync)
 	mux.Handle("/segments/", notImplemented("segment downloads"))
 	mux.Handle("/blobs/", notImplemented("blobs"))
 	mux.Handle("/realtime", notImplemented("WebSockets"))
 	mux.Handle("/", i.protocol)
-	i.handler = mux
+	var handler http.Handler = mux
+	i.handler.Store(&handler)
 	return nil
 }
 
