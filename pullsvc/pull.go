@@ -44,6 +44,8 @@ type Pull struct {
 	gate     gateRow // as of the newest read
 	list     []byte  // the subscription list for the client's record
 	digest   []byte  // SHA-256 of list
+
+	leaseRead bool
 }
 
 // mode is how a subscription is answered.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -55,8 +56,6 @@ func (s instanceSpec) check() error {
 		return badRequest("partition is missing")
 	case s.SignedURLs != nil:
 		return notSupported("signed URLs")
-	case s.Leases != nil:
-		return notSupported("leases")
 	case s.Limits.InlineSegmentMaxBytes != nil, s.Limits.SegmentTTLMs != nil:
 		return notSupported("external segments")
 	case s.Limits.MaxDeltaBytes != nil, s.Limits.MaxPresenceBytes != nil:
@@ -76,6 +75,7 @@ type instance struct {
 	rules     rules
 	pool      *pgxpool.Pool
 	limits    limitsSpec
+	leases    *leaseSpec
 
 	// Another server takes over when a backup is restored.
 	server   *syncpg.Server
@@ -123,6 +123,11 @@ func (i *instance) start(ctx context.Context) error {
 	config.Validators = map[string]syncpg.Validator{}
 	for _, t := range i.schema.Tables {
 		config.Validators[t.Name] = i.rules.validateRow
+	}
+	if i.leases != nil {
+		config.Leases = &syncpg.Leases{
+			TTL: time.Duration(i.leases.TTLMs) * time.Millisecond, Keys: [][]byte{[]byte("the one key of a conformance host")},
+		}
 	}
 	config.PruneInterval = -1 // nothing happens on its own
 	if limits := i.limits; limits.MaxOperationsPerRequest != nil {

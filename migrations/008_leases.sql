@@ -64,10 +64,10 @@ comment on function syncpg.sync_issue_lease(text, text, text, text, text, text, 
   'Stores the auth lease of a client in place of the one with the id p_previous, NULL for none (§7.3.3). False, and nothing changed: another one is there by now, the one there was revoked and would keep its id, or the client does not belong to p_actor_id. p_relaxed: losing this in a crash is harmless, so do not wait for the disk, which turns synchronous_commit off for the transaction. Locks: the lease.';
 
 revoke execute on all functions in schema syncpg from public;
-insert into syncpg.sync_migrations (version, breaking) values (7, false);
+insert into syncpg.sync_migrations (version, breaking) values (8, false);
 
 ---- create above / drop below ----
 
 drop function syncpg.sync_issue_lease(text, text, text, text, text, text, bigint, bigint, bytea, boolean);
 drop function syncpg.sync_find_lease(text, text, boolean);
-delete from syncpg.sync_migrations where version = 7;
+delete from syncpg.sync_migrations where version = 8;
