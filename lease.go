@@ -20,7 +20,7 @@ func (s *Server) RevokeLease(ctx context.Context, partition, leaseID string) err
 	if s.leases == nil {
 		return errNoLeases
 	}
-	return s.leases.Revoke(ctx, partition, leaseID) //nolint:wrapcheck // says what was being done
+	return s.leases.Revoke(ctx, partition, leaseID)
 }
 
 // ClearLease lets the client of a revoked lease have another one, which only matters with
@@ -30,5 +30,5 @@ func (s *Server) ClearLease(ctx context.Context, partition, leaseID string) erro
 	if s.leases == nil {
 		return errNoLeases
 	}
-	return s.leases.Clear(ctx, partition, leaseID) //nolint:wrapcheck // says what was being done
+	return s.leases.Clear(ctx, partition, leaseID)
 }

@@ -111,10 +111,10 @@ func (s *Store) Authorize(ctx context.Context, c Client) (scope.Allowed, error) 
 		}
 	}
 	s.consulted(ctx, c, r.id, outcome)
-	switch outcome {
-	case events.LeaseValid:
+	if outcome == events.LeaseValid {
 		return allowed, nil
-	case events.LeaseRevoked:
+	}
+	if outcome == events.LeaseRevoked {
 		return nil, ssp2.Errorf(ssp2.CodeAuthLeaseRevoked, "the auth lease was revoked, and live authorization is unavailable")
 	}
 	return nil, ssp2.Errorf(ssp2.CodeAuthLeaseRequired, "live authorization is unavailable and there is no valid auth lease to stand in for it")
@@ -159,7 +159,7 @@ func (s *Store) Revoke(ctx context.Context, partition, leaseID string) error {
 			return ErrNotFound
 		}
 		if err != nil {
-			return err //nolint:wrapcheck // wrapped below
+			return err
 		}
 		r := record{
 			partition: partition, client: row.ClientID, id: leaseID, actor: row.ActorID, digest: row.AllowedDigest,
@@ -173,7 +173,7 @@ func (s *Store) Revoke(ctx context.Context, partition, leaseID string) error {
 		if genuine { // else it stays worth nothing
 			r.signature = s.sign(&r)
 		}
-		return q.LeaseRevoke(ctx, db.LeaseRevokeParams{ //nolint:wrapcheck // wrapped below
+		return q.LeaseRevoke(ctx, db.LeaseRevokeParams{
 			RevokedAt: r.revokedAt, Signature: r.signature, Partition: partition, LeaseID: leaseID,
 		})
 	})

@@ -263,7 +263,7 @@ func (p *Pull) readLease(ctx context.Context, results pgx.BatchResults) error {
 		return fmt.Errorf("reading the auth lease: %w", err)
 	}
 	if err := p.req.Lease.Read(ctx, rows); err != nil {
-		return err //nolint:wrapcheck // says what was being done
+		return err
 	}
 	p.leaseRead = true
 	return nil

@@ -100,12 +100,12 @@ func (p *Pull) record(ctx context.Context) error {
 // round trip. What is lost of a lease in a crash is its last refresh.
 func (p *Pull) write(ctx context.Context, params db.PullRecordClientParams, due bool) (actor string, err error) {
 	if !due {
-		return db.New(p.s.pool).PullRecordClient(ctx, params) //nolint:wrapcheck // wrapped by record
+		return db.New(p.s.pool).PullRecordClient(ctx, params)
 	}
 	batch := &pgx.Batch{}
 	batch.Queue(db.PullRecordClient, params.Partition, params.ClientID, params.ActorID, params.WireVersion,
 		params.Cursor, params.Subscriptions, params.Now, params.Relaxed).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&actor) //nolint:wrapcheck // wrapped by record
+		return row.Scan(&actor)
 	})
 	p.req.Lease.Queue(batch, params.Relaxed)
 	err = p.s.pool.SendBatch(ctx, batch).Close()

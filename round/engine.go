@@ -302,7 +302,7 @@ func (e *Engine) resolve(ctx context.Context, req ScopeRequest) (_ scope.Resolut
 			if e.leases != nil {
 				leased, err := e.leases.Authorize(ctx, holder)
 				if err != nil {
-					return scope.Resolution{}, nil, err //nolint:wrapcheck // says what was being done
+					return scope.Resolution{}, nil, err
 				}
 				return scope.Resolution{Grants: scope.Compile(leased)}, nil, nil
 			}
