@@ -79,8 +79,8 @@ type Config struct {
 	ValidateCommit CommitValidator
 
 	// PlanReactions says what work follows a commit (§6.9). The plans are stored with the
-	// commit, for a reaction.Runner of the host to deliver. When it fails, so does the
-	// push, and the client tries again. Default: no reactions.
+	// commit, for a reaction.Runner of the host to deliver, which Committed can wake. When
+	// it fails, so does the push, and the client tries again. Default: no reactions.
 	PlanReactions Planner
 
 	// Leases turns auth leases on (§7.3): while ResolveScopes answers ErrOutage, a client

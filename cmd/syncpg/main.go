@@ -46,6 +46,7 @@ type cli struct {
 	Serve   serveCmd   `cmd:"" help:"Run a server on a database that is there."`
 	Migrate migrateCmd `cmd:"" help:"Bring the schema \"syncpg\" of a database to a version."`
 	Schema  schemaCmd  `cmd:"" help:"Check or install the app's schema."`
+	Seed    seedCmd    `cmd:"" help:"Write the commits of a file to a database, each at most once."`
 	Prune   pruneCmd   `cmd:"" help:"Delete what no client needs of the log."`
 	Epoch   epochCmd   `cmd:"" help:"Say that the log is another one."`
 	Smoke   smokeCmd   `cmd:"" help:"Check a running server from outside."`

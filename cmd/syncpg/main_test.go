@@ -88,7 +88,7 @@ func TestHelpOfEveryCommand(t *testing.T) {
 	t.Parallel()
 	for _, command := range []string{
 		"", "dev", "serve", "migrate", "migrate up", "migrate down", "migrate status", "schema", "schema check", "schema apply",
-		"prune", "epoch", "epoch rotate", "smoke", "render", "version",
+		"prune", "epoch", "epoch rotate", "seed", "smoke", "render", "version",
 	} {
 		t.Run(command, func(t *testing.T) {
 			t.Parallel()

@@ -9,15 +9,15 @@ type Ticker struct{ C chan time.Time }
 // Start.
 func (f *Fanout) WithTickers() (poll, beat *Ticker) {
 	poll, beat = &Ticker{make(chan time.Time)}, &Ticker{make(chan time.Time)}
-	real := f.timing.ticks
+	ticks := f.timing.ticks
 	f.timing.ticks = func(every time.Duration) (<-chan time.Time, func()) {
-		switch every {
-		case f.cfg.PollInterval:
+		if every == f.cfg.PollInterval {
 			return poll.C, func() {}
-		case f.cfg.PresenceInterval:
+		}
+		if every == f.cfg.PresenceInterval {
 			return beat.C, func() {}
 		}
-		return real(every)
+		return ticks(every)
 	}
 	return poll, beat
 }

@@ -190,13 +190,13 @@ func FromPool(pool *pgxpool.Pool) func(ctx context.Context) (*pgx.Conn, error) {
 // Start starts reading, notifying and listening, and returns. It waits for nothing: what
 // the database does not answer is tried again until it does. The end of ctx ends nothing
 // of it. The error is [ErrStarted].
-func (f *Fanout) Start(context.Context) error {
+func (f *Fanout) Start(ctx context.Context) error {
 	f.life.Lock()
 	defer f.life.Unlock()
 	if f.cancel != nil {
 		return ErrStarted
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	f.cancel, f.ended = cancel, make(chan struct{})
 	f.watched.open()
 	for range f.cfg.Readers {

@@ -223,8 +223,8 @@ func TestAGapIsNeverSkipped(t *testing.T) {
 func TestAnotherLogIsAReset(t *testing.T) {
 	t.Parallel()
 	for name, sql := range map[string]string{
-		"epoch":            `update syncpg.sync_partition_registry set log_epoch = 'another'`,
-		"schema version":   `insert into syncpg.sync_schema_meta (schema_version, layout, index_signatures, functions_digest, installed_at_ms) values (2, '', '{}', '', 0) on conflict (partition) do update set schema_version = 2`,
+		"epoch":             `update syncpg.sync_partition_registry set log_epoch = 'another'`,
+		"schema version":    `insert into syncpg.sync_schema_meta (schema_version, layout, index_signatures, functions_digest, installed_at_ms) values (2, '', '{}', '', 0) on conflict (partition) do update set schema_version = 2`,
 		"the log went back": `update syncpg.sync_partitions set max_commit_seq = 1`,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -302,7 +302,7 @@ func TestReadsAreBounded(t *testing.T) {
 	for name, seq := range map[string]int64{"p1": 4, "p2": 4, "p3": 600} {
 		a.sink.reaches(t, name, seq)
 		calls := a.sink.of(name)
-		require.EqualValues(t, seq, requireWhole(t, calls, 0, seq))
+		require.Equal(t, seq, requireWhole(t, calls, 0, seq))
 		require.Greater(t, len(calls), 1, name)
 		for _, c := range calls {
 			require.LessOrEqual(t, len(c.Commits), 256)
