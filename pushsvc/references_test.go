@@ -621,7 +621,7 @@ func TestReferencesInExecModes(t *testing.T) {
 				requireApplied(t, results[0], results[2])
 				require.Equal(t, "app.no", results[1].Results[0].Code)
 				requireRejected(t, results[3], 0, ssp2.CodeReferenceViolation)
-				require.Equal(t, fmt.Sprintf(`{"fieldPaths":["list"],"reason":"missing_parent","references":{"parent":"lists","row":%s}}`, strconv.Quote(l)),
+				require.JSONEq(t, fmt.Sprintf(`{"fieldPaths":["list"],"reason":"missing_parent","references":{"parent":"lists","row":%s}}`, strconv.Quote(l)),
 					scalar[string](t, b, `select details::jsonb #>> '{0,details}' from syncpg.sync_push_results where details like '%missing%' order by recorded_at_ms, client_commit_id desc limit 1`))
 				require.Nil(t, c.stored(t, "items", i))
 				require.Nil(t, c.stored(t, "items", j))
@@ -629,4 +629,36 @@ func TestReferencesInExecModes(t *testing.T) {
 			requireSoundLog(t, b)
 		})
 	}
+}
+
+// TestReferencesOfTrustedWrites: the host's own commits keep them too, also several in
+// one transaction of the host.
+func TestReferencesOfTrustedWrites(t *testing.T) {
+	t.Parallel()
+	b := referring(t)
+	c := b.client(t, ssp2.WireV3)
+	list := func(id string) pushsvc.Operation {
+		return pushsvc.Upsert("lists", map[string]any{"id": id, "project_id": "pr1"})
+	}
+	item := func(id, list string) pushsvc.Operation {
+		return pushsvc.Upsert("items", map[string]any{"id": id, "project_id": "pr1", "list": list})
+	}
+	tx, err := b.db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	for id, ops := range [][]pushsvc.Operation{{list("l"), list("m")}, {item("i", "l"), item("j", "m")}, {pushsvc.Delete("lists", "l")}} {
+		_, _, err := b.ApplyTx(t.Context(), tx, c.seed(strconv.Itoa(id), ops...))
+		require.NoError(t, err)
+	}
+	_, _, err = b.ApplyTx(t.Context(), tx, c.seed("bad", item("k", "l")))
+	var rejected *pushsvc.RejectedError
+	require.ErrorAs(t, err, &rejected)
+	require.Equal(t, ssp2.CodeReferenceViolation, rejected.Code)
+	require.Contains(t, rejected.Details, "missing_parent")
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Nil(t, c.stored(t, "items", "i"))
+
+	_, err = b.Apply(t.Context(), c.seed("good", pushsvc.Delete("lists", "m")))
+	require.NoError(t, err)
+	require.Equal(t, []string{"delete m", "delete j"}, c.lastChanges(t))
+	requireSoundLog(t, b)
 }
