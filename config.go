@@ -10,6 +10,7 @@ import (
 
 	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/pushsvc"
+	"github.com/syncpg/syncpg/realtime"
 	"github.com/syncpg/syncpg/retention"
 	"github.com/syncpg/syncpg/round"
 	"github.com/syncpg/syncpg/schema"
@@ -136,6 +137,15 @@ type Config struct {
 	// However many servers share a database, one does at a time. Default: 1 hour.
 	// Negative: never; then call Server.Retention().PruneAll, or `syncpg prune`.
 	PruneInterval time.Duration
+
+	// Realtime is about GET /realtime, the channel for sync over sockets (§8): origins,
+	// limits, intervals. Default: the defaults of realtime.Options. Sockets are served
+	// between Server.Start and Server.Stop; meanwhile one connection besides the pool
+	// listens for commits of other processes.
+	Realtime realtime.Options
+
+	// DisableRealtime leaves GET /realtime out.
+	DisableRealtime bool
 
 	// Clock is where all times of commits come from. Default: time.Now.
 	Clock func() time.Time

@@ -283,6 +283,15 @@ func (e *Engine) rotated(req *ssp2.Request, logEpoch string, out *response) erro
 	})
 }
 
+// Resolve asks the host what an actor may read, for what is no round: a connection that
+// registers what its client pulled before (§8.1). As in a round, a failing resolver grants
+// nothing and is no error, and an authority out of reach is one unless the client has an
+// auth lease.
+func (e *Engine) Resolve(ctx context.Context, req ScopeRequest) (scope.Resolution, error) {
+	scopes, _, err := e.resolve(ctx, req)
+	return scopes, err
+}
+
 // resolve asks the host, once, what the actor may read and write. When the host is out of
 // reach, the client's auth lease says it. issue is the lease to be issued, nil for none.
 func (e *Engine) resolve(ctx context.Context, req ScopeRequest) (_ scope.Resolution, issue *lease.Round, _ error) {

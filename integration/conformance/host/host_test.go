@@ -193,7 +193,7 @@ func TestControlCallsThatAreRefused(t *testing.T) {
 		"create with a lease of no time": {url: create, body: spec(`"leases": {"ttlMs": 1}`), status: 500, code: "host.failed"},
 		"create with signed URLs":        {url: create, body: spec(`"signedUrls": {}`), status: 501, code: "host.not_supported"},
 		"create with a later limit": {
-			url: create, body: spec(`"limits": {"maxDeltaBytes": 1}`), status: 501, code: "host.not_supported",
+			url: create, body: spec(`"limits": {"segmentTtlMs": 1}`), status: 501, code: "host.not_supported",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
