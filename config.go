@@ -116,6 +116,15 @@ type Config struct {
 	// for. Default: 20000.
 	MaxScopeValues int
 
+	// CatchUpChanges is how many changes a subscription may be behind and still be sent
+	// every one of them, although its scope has no more rows than that; beyond, its client
+	// begins anew, which is the shorter way (§8.4). Default: 1000. Negative: any number.
+	CatchUpChanges int
+
+	// ImageDir is where SQLite images of the bootstrap are built, each as a temporary file
+	// of the size of the rows. Default: os.TempDir.
+	ImageDir string
+
 	// InlineSegmentMaxBytes is the size in bytes up to which a bootstrap page rides
 	// in the response although the client takes others too (§5.7). Default: 262144.
 	InlineSegmentMaxBytes int

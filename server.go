@@ -96,6 +96,7 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 		Schema: cfg.Schema, Clock: cfg.Clock, Gate: epochs, Events: sink, Logger: cfg.Logger,
 		InlineSegmentMaxBytes: cfg.InlineSegmentMaxBytes,
 		MaxSubscriptions:      cfg.MaxSubscriptions, MaxScopeValues: cfg.MaxScopeValues,
+		CatchUpChanges: cfg.CatchUpChanges, ImageDir: cfg.ImageDir,
 	}); err != nil {
 		return nil, err
 	}
