@@ -25,6 +25,7 @@ var functions = map[string]string{
 	"sync_claim_reactions":          "volatile",
 	"sync_compact_log":              "volatile",
 	"sync_delete_expired_segments":  "volatile",
+	"sync_count_changes":            "stable",
 	"sync_enqueue_reactions":        "volatile",
 	"sync_extend_reaction":          "volatile",
 	"sync_find_news":                "stable",
