@@ -27,6 +27,7 @@ var functions = map[string]string{
 	"sync_delete_expired_segments":  "volatile",
 	"sync_enqueue_reactions":        "volatile",
 	"sync_extend_reaction":          "volatile",
+	"sync_find_children":            "stable",
 	"sync_find_news":                "stable",
 	"sync_find_outcomes":            "stable",
 	"sync_find_segments":            "stable",
