@@ -325,6 +325,47 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_compact_log(p_partition text, p_log_epoch text, p_after bigint, p_older_than bigint, p_limit integer, p_alone boolean) IS 'One batch of compaction (§4.6): of the changes after p_after in commits made before p_older_than, about p_limit of them, deletes each that a later one of these, of the same row under the same scopes, supersedes, and the scope entries that lead to none any more. A change under other scopes supersedes nothing: who sees the one may not see the other. Commits stay. compacted_seq is where the next batch begins, finished that there is none. Nothing is done when log_epoch, the epoch found, is not p_log_epoch (NULL: no such partition), or when another process prunes (busy, only with p_alone). READ COMMITTED only. Locks: see the head of this file, the partition''s row not among them; then the rows it deletes.';
 
+CREATE FUNCTION syncpg.sync_count_changes(p_partition text, p_table text, p_scopes text, p_from bigint, p_limit integer) RETURNS bigint
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+declare
+  v_scopes jsonb := p_scopes::jsonb;
+  v_driver text;
+begin
+  select min(s.variable collate "C") into v_driver from jsonb_object_keys(v_scopes) as s(variable);
+  return (
+    select coalesce(sum(k.change_count), 0)
+      from (
+        select x.commit_seq
+          from jsonb_array_elements_text(v_scopes -> v_driver) as s(value)
+          cross join lateral (
+            select y.commit_seq
+              from syncpg.sync_change_scopes as y
+             where y.partition = p_partition and y.table_name = p_table and y.scope_key = v_driver || '=' || s.value
+               and y.commit_seq > p_from
+             order by y.commit_seq
+             limit p_limit + 1
+          ) as x
+         limit p_limit + 1
+      ) as x
+      cross join lateral (
+        select z.change_count from syncpg.sync_commits as z
+         where z.partition = p_partition and z.commit_seq = x.commit_seq
+         limit 1
+      ) as k);
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_count_changes(p_partition text, p_table text, p_scopes text, p_from bigint, p_limit integer) IS 'At most how many changes a window of p_table and p_scopes (a JSON object of variable to values) would have to hold after p_from: those of all commits that the values of the first variable name, each value by itself. Exact enough up to p_limit, behind which it stops counting commits. Takes no locks.';
+
 CREATE FUNCTION syncpg.sync_delete_expired_segments(p_after text, p_now bigint, p_limit integer, p_max_bytes bigint, p_max_partitions integer) RETURNS TABLE(deleted integer, next_after text)
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -971,6 +1012,23 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_put_segment(p_partition text, p_segment_id text, p_scope_digest text, p_description bytea, p_log_epoch text, p_table_name text, p_media_type smallint, p_schema_version integer, p_as_of_commit_seq bigint, p_row_cursor text, p_next_row_cursor text, p_row_count bigint, p_byte_length bigint, p_expires_at bigint, p_first_chunk bytea) IS 'Describes a segment and stores its first chunk (§5.1). True: the bytes are new, and the caller stores the other chunks in the same transaction. False: they were there, only the expiry was moved on. Waits for who stores or deletes the same bytes; locks the description, then chunk 0.';
 
+CREATE FUNCTION syncpg.sync_read_client(p_partition text, p_client_id text) RETURNS TABLE(actor_id text, wire_version smallint, cursor bigint, subscriptions text, max_commit_seq bigint)
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+  select c.actor_id, c.wire_version, c.cursor, c.subscriptions, p.max_commit_seq
+    from (values (true)) as one(row)
+    left join syncpg.sync_clients as c on c.partition = p_partition and c.client_id = p_client_id
+    left join syncpg.sync_partitions as p on p.partition = p_partition;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_read_client(p_partition text, p_client_id text) IS 'What the newest pull of a client left (§8.1): actor, wire version, cursor and subscription list, NULL where there is none; and the newest commit of the partition. Always one row. Locks: none.';
+
 CREATE FUNCTION syncpg.sync_read_news(p_partitions text[], p_seqs bigint[], p_max_behind bigint, p_max_commits integer, p_commit_bytes bigint, p_max_bytes bigint) RETURNS TABLE(ord integer, commit_seq bigint, created_at_ms bigint, actor_id text, bytes bigint, table_name text, row_id text, op smallint, row_version bigint, scopes text[], payload bytea, max_commit_seq bigint, horizon_seq bigint, log_epoch text, schema_version integer)
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1254,6 +1312,45 @@ end
 $$;
 
 COMMENT ON FUNCTION syncpg.sync_read_windows(p_partition text, p_tables text[], p_scopes text[], p_cursors bigint[], p_limit integer, p_window_bytes bigint, p_max_bytes bigint) IS 'The commit windows (§4.5) of the subscriptions i: changes of p_tables[i] after p_cursors[i] that match every variable of p_scopes[i] (a JSON object of variable to values, neither empty; SQLSTATE SY005), oldest first. Passed over: a cursor below the horizon, and one from the newest commit on, which has no window. A window ends before the commit that would make it hold over p_limit changes, or after the one that makes its payloads reach p_window_bytes; its first commit always comes whole. No window is begun after p_max_bytes. Each ends with a row whose row_id is NULL and whose commit_seq is the next cursor; changes returned of a commit above it are to be dropped. Takes no locks.';
+
+CREATE FUNCTION syncpg.sync_record_acks(p_partitions text[], p_client_ids text[], p_actor_ids text[], p_cursors bigint[], p_at_ms bigint[]) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+declare
+  v_recorded integer;
+begin
+  perform set_config('synchronous_commit', 'off', true);
+  -- The rows are locked one after the other, so that two callers that bring them in the
+  -- same order do not wait for each other.
+  with acked as materialized (
+    select c.partition, c.client_id, least(a.cursor, p.max_commit_seq) as cursor, a.at_ms
+      from unnest(p_partitions, p_client_ids, p_actor_ids, p_cursors, p_at_ms)
+             as a(partition, client_id, actor_id, cursor, at_ms)
+     cross join lateral (
+             select k.partition, k.client_id
+               from syncpg.sync_clients as k
+              where k.partition = a.partition and k.client_id = a.client_id and k.actor_id = a.actor_id
+                and k.cursor < a.cursor and k.updated_at_ms <= a.at_ms
+                for no key update) as c
+     cross join lateral (
+             select s.max_commit_seq from syncpg.sync_partitions as s where s.partition = a.partition limit 1) as p
+  )
+  update syncpg.sync_clients as c
+     set cursor = a.cursor, updated_at_ms = a.at_ms
+    from acked as a
+   where c.partition = a.partition and c.client_id = a.client_id and c.cursor < a.cursor;
+  get diagnostics v_recorded = row_count;
+  return v_recorded;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_record_acks(p_partitions text[], p_client_ids text[], p_actor_ids text[], p_cursors bigint[], p_at_ms bigint[]) IS 'Moves the cursors of clients to what they acknowledged (§8.2), never back and never past the log. Left alone: a client of another actor, one without a cursor, and one whose record is newer than the acknowledgement, which a pull has made. Returns how many moved. Losing this in a crash is harmless, so it does not wait for the disk: call it in a transaction of its own. Locks: the rows of the clients, in the order given.';
 
 CREATE FUNCTION syncpg.sync_record_client(p_partition text, p_client_id text, p_actor_id text, p_wire_version smallint, p_cursor bigint, p_subscriptions text, p_now bigint, p_relaxed boolean) RETURNS text
     LANGUAGE plpgsql
@@ -1876,6 +1973,8 @@ REVOKE ALL ON FUNCTION syncpg.sync_claim_reactions(p_partition text, p_types tex
 
 REVOKE ALL ON FUNCTION syncpg.sync_compact_log(p_partition text, p_log_epoch text, p_after bigint, p_older_than bigint, p_limit integer, p_alone boolean) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION syncpg.sync_count_changes(p_partition text, p_table text, p_scopes text, p_from bigint, p_limit integer) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION syncpg.sync_delete_expired_segments(p_after text, p_now bigint, p_limit integer, p_max_bytes bigint, p_max_partitions integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_enqueue_reactions(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_commit_seqs bigint[], p_keys text[], p_idempotency_keys text[], p_types text[], p_versions integer[], p_payloads text[], p_max_attempts integer[]) FROM PUBLIC;
@@ -1914,6 +2013,8 @@ REVOKE ALL ON FUNCTION syncpg.sync_prune_reactions(p_partition text, p_completed
 
 REVOKE ALL ON FUNCTION syncpg.sync_put_segment(p_partition text, p_segment_id text, p_scope_digest text, p_description bytea, p_log_epoch text, p_table_name text, p_media_type smallint, p_schema_version integer, p_as_of_commit_seq bigint, p_row_cursor text, p_next_row_cursor text, p_row_count bigint, p_byte_length bigint, p_expires_at bigint, p_first_chunk bytea) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION syncpg.sync_read_client(p_partition text, p_client_id text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION syncpg.sync_read_news(p_partitions text[], p_seqs bigint[], p_max_behind bigint, p_max_commits integer, p_commit_bytes bigint, p_max_bytes bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_read_pull_gate(p_partition text, p_client_id text, p_subscriptions_digest bytea) FROM PUBLIC;
@@ -1921,6 +2022,8 @@ REVOKE ALL ON FUNCTION syncpg.sync_read_pull_gate(p_partition text, p_client_id 
 REVOKE ALL ON FUNCTION syncpg.sync_read_segment_chunk(p_partition text, p_segment_id text, p_chunk_index integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_read_windows(p_partition text, p_tables text[], p_scopes text[], p_cursors bigint[], p_limit integer, p_window_bytes bigint, p_max_bytes bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_record_acks(p_partitions text[], p_client_ids text[], p_actor_ids text[], p_cursors bigint[], p_at_ms bigint[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_record_client(p_partition text, p_client_id text, p_actor_id text, p_wire_version smallint, p_cursor bigint, p_subscriptions text, p_now bigint, p_relaxed boolean) FROM PUBLIC;
 

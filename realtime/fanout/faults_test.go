@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -201,6 +203,73 @@ func TestTheServerIsRestarted(t *testing.T) {
 		require.EqualValues(t, 3, requireWhole(t, i.sink.of("p1"), 0, 3), "all of them")
 	}
 	c.sink.sees(t, map[string]string{"team:red/phone": `{"n":2}`})
+}
+
+// silentConn is a connection whose other end can go away without a word.
+type silentConn struct {
+	net.Conn
+	gone *atomic.Bool
+}
+
+// Read loses what comes, and the deadline still counts.
+func (c silentConn) Read(p []byte) (int, error) {
+	for {
+		n, err := c.Conn.Read(p)
+		if err != nil || !c.gone.Load() {
+			return n, err
+		}
+	}
+}
+
+// TestAListenerThatHearsNothingIsReplaced: a connection that is half open says nothing, and
+// so does one on which nothing happens; they are told apart by asking.
+func TestAListenerThatHearsNothingIsReplaced(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	var gone atomic.Bool
+	var connections atomic.Int64
+	a := b.make(t, func(cfg *fanout.Config) {
+		cfg.Listen = func(ctx context.Context) (*pgx.Conn, error) {
+			config := b.db.Pool.Config().ConnConfig.Copy()
+			if connections.Add(1) == 1 {
+				dial := config.DialFunc
+				config.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					conn, err := dial(ctx, network, addr)
+					return silentConn{conn, &gone}, err
+				}
+			}
+			return pgx.ConnectConfig(ctx, config)
+		}
+	})
+	pings := a.WithPings(50 * time.Millisecond)
+	require.NoError(t, a.Start(t.Context()))
+	t.Cleanup(func() { a.stop(t) })
+	b.listening(t, 1)
+	a.watch(t, "p1")
+	b.commit(t, "p1", one("1"))
+	b.exec(t, `notify syncpg`)
+	a.sink.reaches(t, "p1", 1)
+	gone.Store(true)
+	b.commit(t, "p1", one("2"))
+	b.exec(t, `notify syncpg`) // nobody hears it
+	ctx, stop := context.WithCancel(t.Context())
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		for {
+			select {
+			case pings.C <- time.Time{}:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	a.sink.reaches(t, "p1", 2)
+	stop()
+	asking.Wait()
+	require.Greater(t, connections.Load(), int64(1))
+	b.commit(t, "p1", one("3"))
+	b.exec(t, `notify syncpg`)
+	a.sink.reaches(t, "p1", 3)
 }
 
 // TestASlowReadStallsNobodyElse: while one read waits, another reader reads other

@@ -192,7 +192,7 @@ func TestControlCallsThatAreRefused(t *testing.T) {
 		"create with leases":      {url: create, body: spec(`"leases": {"ttlMs": 1}`), status: 501, code: "host.not_supported"},
 		"create with signed URLs": {url: create, body: spec(`"signedUrls": {}`), status: 501, code: "host.not_supported"},
 		"create with a later limit": {
-			url: create, body: spec(`"limits": {"maxDeltaBytes": 1}`), status: 501, code: "host.not_supported",
+			url: create, body: spec(`"limits": {"segmentTtlMs": 1}`), status: 501, code: "host.not_supported",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -59,8 +60,6 @@ func (s instanceSpec) check() error {
 		return notSupported("leases")
 	case s.Limits.InlineSegmentMaxBytes != nil, s.Limits.SegmentTTLMs != nil:
 		return notSupported("external segments")
-	case s.Limits.MaxDeltaBytes != nil, s.Limits.MaxPresenceBytes != nil:
-		return notSupported("WebSockets")
 	}
 	return nil
 }
@@ -125,8 +124,17 @@ func (i *instance) start(ctx context.Context) error {
 		config.Validators[t.Name] = i.rules.validateRow
 	}
 	config.PruneInterval = -1 // nothing happens on its own
-	if limits := i.limits; limits.MaxOperationsPerRequest != nil {
-		config.MaxOperations = *limits.MaxOperationsPerRequest
+	for _, limit := range []struct {
+		set *int
+		of  *int
+	}{
+		{i.limits.MaxOperationsPerRequest, &config.MaxOperations},
+		{i.limits.MaxDeltaBytes, &config.Realtime.MaxDeltaBytes},
+		{i.limits.MaxPresenceBytes, &config.Realtime.MaxPresenceBytes},
+	} {
+		if limit.set != nil {
+			*limit.of = *limit.set
+		}
 	}
 	server, err := syncpg.New(i.pool, config)
 	if err != nil {
@@ -140,7 +148,6 @@ func (i *instance) start(ctx context.Context) error {
 	mux.HandleFunc("POST /sync", i.serveSync)
 	mux.Handle("/segments/", notImplemented("segment downloads"))
 	mux.Handle("/blobs/", notImplemented("blobs"))
-	mux.Handle("/realtime", notImplemented("WebSockets"))
 	mux.Handle("/", i.protocol)
 	var handler http.Handler = mux
 	i.handler.Store(&handler)
@@ -162,6 +169,21 @@ func notImplemented(what string) http.Handler {
 		writeError(w, notSupported(what))
 	})
 }
+
+// quiesce returns when everything that was sent to the server is done, with all that
+// follows from it, and at most that many sockets are left.
+func (i *instance) quiesce(ctx context.Context, sockets int) error {
+	ctx, cancel := context.WithTimeout(ctx, quiesceWithin)
+	defer cancel()
+	position, err := i.position(ctx)
+	if err != nil {
+		return err
+	}
+	return i.server.Realtime().Settle(ctx, sockets, map[string]int64{i.partition: position.maxCommitSeq})
+}
+
+// quiesceWithin is before the driver gives up, so that it is told why.
+const quiesceWithin = 15 * time.Second
 
 // position is where the log of the instance's partition stands.
 type position struct {
