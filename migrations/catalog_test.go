@@ -28,6 +28,7 @@ var functions = map[string]string{
 	"sync_count_changes":            "stable",
 	"sync_enqueue_reactions":        "volatile",
 	"sync_extend_reaction":          "volatile",
+	"sync_find_children":            "stable",
 	"sync_find_lease":               "stable",
 	"sync_find_news":                "stable",
 	"sync_find_outcomes":            "stable",
