@@ -12,14 +12,15 @@ import (
 	"github.com/syncpg/syncpg/internal/gate"
 	"github.com/syncpg/syncpg/internal/trace"
 	"github.com/syncpg/syncpg/pullsvc"
+	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/pushsvc"
 	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/scope"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-// Config is what an engine is made of. All but Events and Logger is required; Push, Pull and
-// Gate work on the same database and schema.
+// Config is what an engine is made of. Segments, Signer, Events and Logger may be left out;
+// Push, Pull and Gate work on the same database and schema.
 type Config struct {
 	// Schema is the schema version served.
 	Schema *schema.Schema
@@ -34,6 +35,10 @@ type Config struct {
 	// one, and a panic, revokes every subscription and refuses every operation of
 	// this round (§3.2 rule 5, §3.4 rule 4).
 	ResolveScopes func(context.Context, ScopeRequest) (scope.Allowed, error)
+	// Segments is where Pull keeps its segments, to be downloaded from. nil: nowhere.
+	Segments segment.Store
+	// Signer verifies URLs of segments. nil: none is taken.
+	Signer *segment.Signer
 	// Events gets events.RequestHandled once for every round, and
 	// events.ResolverFailed. nil: nobody.
 	Events events.Sink
@@ -48,6 +53,8 @@ type Engine struct {
 	pull          puller
 	gate          entry
 	resolveScopes func(context.Context, ScopeRequest) (scope.Allowed, error)
+	segments      segment.Store
+	signer        *segment.Signer
 	events        events.Sink
 	log           *slog.Logger
 }
@@ -110,7 +117,7 @@ func New(cfg Config) (*Engine, error) {
 func newEngine(cfg Config, push pusher, pull puller, gate entry) *Engine {
 	e := &Engine{
 		schema: cfg.Schema, push: push, pull: pull, gate: gate,
-		resolveScopes: cfg.ResolveScopes, log: cfg.Logger,
+		resolveScopes: cfg.ResolveScopes, segments: cfg.Segments, signer: cfg.Signer, log: cfg.Logger,
 	}
 	if e.log == nil {
 		e.log = slog.New(slog.DiscardHandler)
