@@ -9,6 +9,30 @@ import (
 	"context"
 )
 
+const PartitionCreate = `-- name: PartitionCreate :exec
+with registered as (
+  insert into syncpg.sync_partition_registry (partition, log_epoch, created_at_ms, last_seen_ms)
+  values ($1::text, $2::text, $3::bigint, $3::bigint)
+  on conflict (partition) do nothing
+)
+insert into syncpg.sync_partitions (partition) values ($1::text)
+on conflict (partition) do nothing
+`
+
+type PartitionCreateParams struct {
+	Partition string
+	LogEpoch  string
+	Now       int64
+}
+
+// PartitionCreate creates a partition unless it is there. Guarantees: the epoch of
+// whoever came first stays; it fits into any transaction. Locks: the rows it inserts;
+// waits for a transaction that is inserting the same.
+func (q *Queries) PartitionCreate(ctx context.Context, arg PartitionCreateParams) error {
+	_, err := q.db.Exec(ctx, PartitionCreate, arg.Partition, arg.LogEpoch, arg.Now)
+	return err
+}
+
 const PartitionOpen = `-- name: PartitionOpen :one
 
 select p.log_epoch::text as log_epoch, p.epoch_required::boolean as epoch_required

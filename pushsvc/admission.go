@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/syncpg/syncpg/db"
 	"github.com/syncpg/syncpg/events"
@@ -33,6 +33,9 @@ type request struct {
 	bytes      int           // of payload
 	done       chan struct{} // closed when resp or err is final
 	answered   bool
+	// trusted says that host code made it (SEMANTICS §5): it knows no log epoch, and
+	// columns that it leaves out of a new row are NULL.
+	trusted bool
 
 	// Of the present attempt.
 	commits []*commit // distinct and storable, in request order
@@ -108,10 +111,18 @@ type admitted struct {
 	single []bool
 }
 
+// connection is what a transaction runs on: a connection of the pool, or a transaction of
+// the host.
+type connection interface {
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Conn() *pgx.Conn
+}
+
 // transaction is one attempt to push requests of distinct clients of a partition.
 type transaction struct {
 	s         *Service
-	conn      *pgxpool.Conn
+	conn      connection
 	session   pgtx.Session
 	partition string
 	requests  []*request
@@ -128,9 +139,12 @@ type transaction struct {
 	// foundBytes is what rows hold that references led to.
 	foundBytes int64
 	committed  bool
+	// joined says that the transaction is one of the host, to be left instead of
+	// committed, and entered that its savepoint is set.
+	joined, entered bool
 }
 
-func newTransaction(s *Service, conn *pgxpool.Conn, partition string, requests []*request) *transaction {
+func newTransaction(s *Service, conn connection, partition string, requests []*request) *transaction {
 	t := &transaction{
 		s: s, conn: conn, session: pgtx.On(conn.Conn()), partition: partition, requests: requests,
 		now: s.clock().UnixMilli(), state: newRowStates(),
@@ -183,23 +197,18 @@ func (t *transaction) admit(ctx context.Context) (err error) {
 		return err
 	}
 	f := t.newFlush()
-	f.queue("beginning the push", pgtx.Begin)
-	f.queueAdmit(&params)
-	results := t.conn.SendBatch(ctx, &f.batch)
-	defer func() { _ = results.Close() }()
-	if _, err := results.Exec(); err != nil {
-		return fmt.Errorf("beginning the push: %w", err)
+	if t.joined {
+		t.queueJoin(f)
+	} else {
+		f.queue("beginning the push", pgtx.Begin)
 	}
-	rows, err := results.Query()
-	if err != nil {
-		return fmt.Errorf("admitting the push: %w", err)
-	}
-	row, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[db.PushAdmitRow])
-	if err != nil {
-		return fmt.Errorf("admitting the push: %w", err)
-	}
-	if err := results.Close(); err != nil {
-		return fmt.Errorf("admitting the push: %w", err)
+	var row db.PushAdmitRow
+	f.queueAdmit(&params, func(rows pgx.Rows) (err error) {
+		row, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[db.PushAdmitRow])
+		return err //nolint:wrapcheck // run says what it was doing
+	})
+	if _, err := t.run(ctx, f); err != nil {
+		return err
 	}
 	for _, ord := range row.ParentOrds {
 		t.state.parents[parents[ord-1]] = true
@@ -213,6 +222,11 @@ func (t *transaction) admit(ctx context.Context) (err error) {
 func (t *transaction) prepare(ctx context.Context, written []bool) error {
 	if err := t.session.Prepare(ctx, statements...); err != nil {
 		return err
+	}
+	if t.joined {
+		if err := t.session.Prepare(ctx, joinStatements...); err != nil {
+			return err
+		}
 	}
 	if t.s.judgesCommits() {
 		if err := t.session.Prepare(ctx, judgeStatements...); err != nil {
@@ -238,7 +252,9 @@ func (t *transaction) prepare(ctx context.Context, written []bool) error {
 // read takes over what admission returned.
 func (t *transaction) read(row *db.PushAdmitRow, keys []rowKey) error {
 	if row.LogEpoch == "" {
-		t.s.gate.Forget(t.partition)
+		if !t.joined {
+			t.s.gate.Forget(t.partition)
+		}
 		return errPartitionGone
 	}
 	t.admitted = admitted{
@@ -249,7 +265,9 @@ func (t *transaction) read(row *db.PushAdmitRow, keys []rowKey) error {
 		r.actor = row.ClientActors[i]
 	}
 	t.lastSeq = row.MaxCommitSeq
-	t.s.gate.Note(t.partition, t.admitted.epoch)
+	if !t.joined { // where it may be of a partition that is never committed
+		t.s.gate.Note(t.partition, t.admitted.epoch)
+	}
 	for _, name := range row.SingleTables {
 		if table, ok := t.s.schema.Table(name); ok {
 			if t.admitted.single == nil {
@@ -284,7 +302,10 @@ func (t *transaction) read(row *db.PushAdmitRow, keys []rowKey) error {
 // requests that it refuses.
 func (t *transaction) checkGate() {
 	for _, r := range t.requests {
-		reset, err := gate.Decide(r.WireVersion, r.LogEpoch, t.admitted.epoch)
+		reset, err := false, error(nil)
+		if !r.trusted {
+			reset, err = gate.Decide(r.WireVersion, r.LogEpoch, t.admitted.epoch)
+		}
 		switch {
 		case err != nil:
 			r.err = err

@@ -17,6 +17,9 @@
 // staged (SEMANTICS §1); what a delete leads to joins the commit, at the cost of a round
 // trip for each level of children.
 //
+// The host's own code writes with [Service.Apply], and with [Service.ApplyTx] inside a
+// transaction of its own (SEMANTICS §5).
+//
 // Only a commit that the database itself refuses leaves that path: the request is
 // then applied in halves, so that the refused commit is found and rejected alone
 // and the rest goes on.

@@ -3,7 +3,6 @@ package pushsvc
 import (
 	"context"
 	"slices"
-	"time"
 
 	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/internal/trace"
@@ -28,7 +27,7 @@ func (t *transaction) note() {
 			r.noted[i] = outcomeEvent(c.outcome, events.Push{
 				Partition: r.Partition, Actor: r.Actor, ClientID: r.ClientID, ClientCommitID: c.id,
 				Operations: len(r.Commits[i].Operations), Replay: c.known || answered[c.id],
-				RecordedAt: t.recordedAt(c), OutcomeID: events.OutcomeID(c.outcome.id.Bytes),
+				RecordedAt: c.outcome.recordedAt(), OutcomeID: events.OutcomeID(c.outcome.id.Bytes),
 			})
 			if !answered[c.id] {
 				queued = c.noteReactions(queued)
@@ -37,18 +36,6 @@ func (t *transaction) note() {
 		}
 		r.noted = append(r.noted, queued...)
 	}
-}
-
-// recordedAt is when the outcome of a commit was recorded, the zero time when it has
-// no record.
-func (t *transaction) recordedAt(c *commit) time.Time {
-	switch {
-	case !c.outcome.id.Valid:
-		return time.Time{}
-	case c.known:
-		return time.UnixMilli(c.outcome.recordedAtMs).UTC()
-	}
-	return time.UnixMilli(t.now).UTC()
 }
 
 func outcomeEvent(o *outcome, about events.Push) events.Event {

@@ -119,7 +119,7 @@ func (t *transaction) flush(ctx context.Context, p *planned, last bool) (*statem
 		return nil, err
 	}
 	if last {
-		f.queue("committing", pgtx.Commit)
+		f.queue("committing", t.end())
 	} else if t.saved || len(p.applied) > 0 {
 		f.queue("releasing the savepoint", pgtx.Release)
 	}
@@ -210,8 +210,8 @@ func (st *statement) take(results pgx.BatchResults) error {
 	return st.rows(rows)
 }
 
-func (f *flush) queueAdmit(p *db.PushAdmitParams) {
-	f.queue("admitting the push", pushAdmit, p.Partition, p.Now, p.ClientIds, p.CommitClients, p.CommitIds, p.Tables, p.RowIds, p.MaxBytes,
+func (f *flush) queueAdmit(p *db.PushAdmitParams, read func(pgx.Rows) error) {
+	f.add(statement{what: "admitting the push", rows: read}, pushAdmit, p.Partition, p.Now, p.ClientIds, p.CommitClients, p.CommitIds, p.Tables, p.RowIds, p.MaxBytes,
 		p.ParentTables, p.ParentRows, p.ReachedTables)
 }
 
@@ -231,7 +231,7 @@ func (t *transaction) queueOutcomes(f *flush, commits []*commit) error {
 		if p.Results[i], p.Details[i], err = c.outcome.encode(); err != nil {
 			return err
 		}
-		p.OutcomeIds[i] = c.outcome.newID()
+		p.OutcomeIds[i] = c.outcome.identify(t.now)
 		if c.req.actor == "" && !slices.Contains(p.NewClients, c.req.ClientID) {
 			p.NewClients, p.NewActors = append(p.NewClients, c.req.ClientID), append(p.NewActors, c.req.Actor)
 		}

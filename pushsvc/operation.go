@@ -320,7 +320,7 @@ func (o *operation) insert() (*change, error) {
 		return nil, o.refuse(ssp2.CodeRowMissing, "the row does not exist")
 	case o.BaseVersion == nil && deleted && o.commit.req.sparse():
 		return nil, o.refuse(ssp2.CodeRowDeleted, "the row was deleted")
-	case !o.in.complete(len(o.table.Columns)):
+	case !o.in.complete(len(o.table.Columns)) && !o.fillIn():
 		return nil, o.refuse(ssp2.CodeRowMissing, "the row does not exist and the payload has not every column")
 	}
 	scopes, ok := o.table.RowScopes(o.in.values, nil)
@@ -342,6 +342,23 @@ func (o *operation) insert() (*change, error) {
 		return nil, err
 	}
 	return o.change(next), nil
+}
+
+// fillIn completes a new row of the host's code: what it left out is NULL, where it may be.
+func (o *operation) fillIn() bool {
+	if !o.commit.req.trusted {
+		return false
+	}
+	for col, c := range o.table.Columns {
+		if o.in.has(col) {
+			continue
+		}
+		if !c.Nullable {
+			return false
+		}
+		o.in.values[col] = ssp2.Value{Null: true}
+	}
+	return true
 }
 
 // permitsPayload authorizes the payload of an absent row (§3.4 rule 2). A sparse one

@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
 
@@ -19,7 +20,7 @@ type outcome struct {
 
 	// Of its record, if it has one.
 	id           pgtype.UUID
-	recordedAtMs int64 // when it stood before this transaction
+	recordedAtMs int64
 }
 
 // opError is a terminating error result.
@@ -111,15 +112,23 @@ func decodeDetails(encoded string) ([]ssp2.DetailEntry, error) {
 	return entries, nil
 }
 
-// newID identifies the record that the outcome is about to get: a random (version 4)
+// identify identifies the record that the outcome is about to get, by a random (version 4)
 // UUID.
-func (o *outcome) newID() pgtype.UUID {
+func (o *outcome) identify(nowMs int64) pgtype.UUID {
 	id := pgtype.UUID{Valid: true}
 	_, _ = rand.Read(id.Bytes[:]) // never fails
 	id.Bytes[6] = id.Bytes[6]&0x0f | 0x40
 	id.Bytes[8] = id.Bytes[8]&0x3f | 0x80
-	o.id = id
+	o.id, o.recordedAtMs = id, nowMs
 	return id
+}
+
+// recordedAt is when the outcome was recorded, the zero time when it has no record.
+func (o *outcome) recordedAt() time.Time {
+	if !o.id.Valid {
+		return time.Time{}
+	}
+	return time.UnixMilli(o.recordedAtMs).UTC()
 }
 
 // response puts the outcomes in request order. A commit answered before is cached

@@ -115,7 +115,7 @@ func (r *reader) close() error {
 // GetRow returns a row, nil when there is none. Errors: [*ssp2.Error] with
 // [CodeTableNotFound]; any other must be returned by the hook, which cannot go on.
 func (c *Candidate) GetRow(ctx context.Context, table, rowID string) (*CandidateRow, error) {
-	t, err := c.read.table(table)
+	t, err := c.read.t.s.table(table)
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +139,7 @@ func (c *Candidate) GetRow(ctx context.Context, table, rowID string) (*Candidate
 // [ssp2.CodeStorageScanRequiresScope] when Scopes or the values of a variable are
 // empty; any other must be returned by the hook, which cannot go on.
 func (c *Candidate) ScanRows(ctx context.Context, scan ScopeScan) ([]CandidateRow, error) {
-	t, err := c.read.table(scan.Table)
+	t, err := c.read.t.s.table(scan.Table)
 	if err != nil {
 		return nil, err
 	}
@@ -185,41 +185,51 @@ func (c *Candidate) ScanRows(ctx context.Context, scan ScopeScan) ([]CandidateRo
 // [CodeIndexValueCountMismatch], [CodeIndexValueTypeMismatch] or [CodeInvalidLimit]; any
 // other must be returned by the hook, which cannot go on.
 func (c *Candidate) ScanRowsByIndex(ctx context.Context, scan IndexScan) ([]CandidateRow, error) {
-	t, err := c.read.table(scan.Table)
-	if err != nil {
+	t, args, err := c.read.t.s.indexScan(scan)
+	if err != nil || args == nil {
 		return nil, err
+	}
+	return c.read.rows(ctx, t, readByIndex, args...)
+}
+
+// indexScan returns the arguments of readByIndex after the partition, nil when no row can
+// match.
+func (s *Service) indexScan(scan IndexScan) (*schema.Table, []any, error) {
+	t, err := s.table(scan.Table)
+	if err != nil {
+		return nil, nil, err
 	}
 	limit, err := scanLimit(scan.Limit)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if !t.Materialize {
-		return nil, ssp2.Errorf(CodeIndexNotMaterialized, "the table is not materialized")
+		return nil, nil, ssp2.Errorf(CodeIndexNotMaterialized, "the table is not materialized")
 	}
 	i := slices.IndexFunc(t.Indexes, func(x schema.Index) bool { return x.Name == scan.Index })
 	if i < 0 {
-		return nil, ssp2.Errorf(CodeIndexNotFound, "the table has no such index")
+		return nil, nil, ssp2.Errorf(CodeIndexNotFound, "the table has no such index")
 	}
 	columns := t.Indexes[i].Columns
 	if len(scan.Values) != len(columns) {
-		return nil, ssp2.Errorf(CodeIndexValueCountMismatch, "the index has %d columns, and %d values were given", len(columns), len(scan.Values))
+		return nil, nil, ssp2.Errorf(CodeIndexValueCountMismatch, "the index has %d columns, and %d values were given", len(columns), len(scan.Values))
 	}
 	values := make(pgtype.FlatArray[pgtype.Text], len(columns))
 	for j, col := range columns {
 		text, ok, err := indexText(t.Columns[col].Type, scan.Values[j])
 		switch {
 		case err != nil:
-			return nil, err
+			return nil, nil, err
 		case !ok:
-			return nil, nil // no row can have it
+			return t, nil, nil // no row can have it
 		}
 		values[j] = text
 	}
-	return c.read.rows(ctx, t, readByIndex, scan.Table, scan.Index, values, scanAfter(scan.After), limit)
+	return t, []any{scan.Table, scan.Index, values, scanAfter(scan.After), limit}, nil
 }
 
-func (r *reader) table(name string) (*schema.Table, error) {
-	t, ok := r.t.s.schema.Table(name)
+func (s *Service) table(name string) (*schema.Table, error) {
+	t, ok := s.schema.Table(name)
 	if !ok {
 		return nil, ssp2.Errorf(CodeTableNotFound, "the schema has no such table")
 	}
@@ -317,18 +327,7 @@ func (r *reader) rows(ctx context.Context, t *schema.Table, s pgtx.Statement, ar
 	var read []CandidateRow
 	err := r.lookAhead(s, func(rows pgx.Rows) error {
 		var err error
-		read, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (CandidateRow, error) {
-			c := CandidateRow{Row: &Row{table: t}}
-			var payload []byte
-			if err := row.Scan(&c.RowID, &c.Version, &payload); err != nil {
-				return c, err //nolint:wrapcheck // run says what it was doing
-			}
-			var err error
-			if c.Row.values, err = ssp2.DecodeRow(t.Wire, payload, nil); err != nil {
-				return c, internal(fmt.Sprintf("decoding a stored row of table %q", t.Name), err)
-			}
-			return c, nil
-		})
+		read, err = pgx.CollectRows(rows, candidateOf(t))
 		return err //nolint:wrapcheck // run says what it was doing
 	}, append([]any{r.t.partition}, args...)...)
 	if err != nil {
@@ -336,6 +335,22 @@ func (r *reader) rows(ctx context.Context, t *schema.Table, s pgtx.Statement, ar
 		return nil, err
 	}
 	return read, nil
+}
+
+// candidateOf reads a row of a table: row id, version and payload.
+func candidateOf(t *schema.Table) pgx.RowToFunc[CandidateRow] {
+	return func(row pgx.CollectableRow) (CandidateRow, error) {
+		c := CandidateRow{Row: &Row{table: t}}
+		var payload []byte
+		if err := row.Scan(&c.RowID, &c.Version, &payload); err != nil {
+			return c, err //nolint:wrapcheck // the caller says what it was doing
+		}
+		var err error
+		if c.Row.values, err = ssp2.DecodeRow(t.Wire, payload, nil); err != nil {
+			return c, internal(fmt.Sprintf("decoding a stored row of table %q", t.Name), err)
+		}
+		return c, nil
+	}
 }
 
 // lookAhead runs a query over the state that the commit would leave. The first one of a

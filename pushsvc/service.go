@@ -87,6 +87,7 @@ type Service struct {
 	log           *slog.Logger
 	write         []pgtx.Statement // by Table.Index: schemaddl.WriteRowsSQL
 	stored        [][]int          // by Table.Index: schemaddl.StoredColumns
+	everything    scope.Resolution // of the host's own writes
 	validators    []Validator      // by Table.Index; nil when there are none
 	references    *references      // nil when there are none
 	maxCascade    int
@@ -158,10 +159,15 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		}
 		s.validators[table.Index] = v
 	}
+	all := scope.Allowed{}
 	for _, t := range cfg.Schema.Tables {
+		for i := range t.Scopes {
+			all[t.Scopes[i].Variable] = []string{scope.Any}
+		}
 		s.write = append(s.write, pgtx.NewStatement(schemaddl.WriteRowsSQL(t)))
 		s.stored = append(s.stored, schemaddl.StoredColumns(t))
 	}
+	s.everything.Grants = scope.Compile(all)
 	return s, nil
 }
 
@@ -304,7 +310,7 @@ func (s *Service) attempt(ctx context.Context, batch []*request) error {
 	t.note()
 	if t.committed {
 		giveBack()
-		s.announce(ctx, partition, t)
+		s.announce(ctx, partition, t.committedSeq())
 	}
 	// Of a replay nothing was written and nothing is locked, so that its answer need
 	// not wait for the transaction to be closed.
@@ -312,13 +318,22 @@ func (s *Service) attempt(ctx context.Context, batch []*request) error {
 	return nil
 }
 
+// committedSeq is the newest seq of a transaction that committed something, else 0: one
+// that only recorded rejections did not.
+func (t *transaction) committedSeq() int64 {
+	if !t.committed || t.lastSeq == t.admitted.lastSeq {
+		return 0
+	}
+	return t.lastSeq
+}
+
 // announce tells of a transaction that committed.
-func (s *Service) announce(ctx context.Context, partition string, t *transaction) {
-	if s.committed == nil || t.lastSeq == t.admitted.lastSeq {
-		return // only rejections were recorded
+func (s *Service) announce(ctx context.Context, partition string, seq int64) {
+	if s.committed == nil || seq == 0 {
+		return
 	}
 	err := contain(func() error {
-		s.committed(partition, t.lastSeq)
+		s.committed(partition, seq)
 		return nil
 	})
 	if err != nil {

@@ -23,6 +23,9 @@ type Requested = map[string][]string
 // the value "*" means any value (§3.2 rule 3).
 type Allowed map[string][]string
 
+// Any stands for any value of a variable in [Allowed].
+const Any = wildcard
+
 // wildcard stands for any value in Allowed, and for nothing in Requested.
 const wildcard = "*"
 

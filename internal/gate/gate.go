@@ -75,7 +75,7 @@ func (g *Gate) Enter(ctx context.Context, partition string) (Epoch, error) {
 		return e, nil
 	}
 	row, err := db.New(g.pool).PartitionOpen(ctx, db.PartitionOpenParams{
-		Partition: partition, LogEpoch: newLogEpoch(), Now: now.UnixMilli(),
+		Partition: partition, LogEpoch: NewLogEpoch(), Now: now.UnixMilli(),
 	})
 	if err != nil {
 		return Epoch{}, fmt.Errorf("opening the partition: %w", err)
@@ -135,8 +135,8 @@ func (g *Gate) remember(partition string, epoch Epoch, now time.Time) {
 	}
 }
 
-// newLogEpoch proposes an epoch nobody can guess.
-func newLogEpoch() string {
+// NewLogEpoch proposes an epoch nobody can guess.
+func NewLogEpoch() string {
 	var b [18]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return base64.RawURLEncoding.EncodeToString(b[:])

@@ -7,6 +7,7 @@ package pgtx
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -26,6 +27,15 @@ var (
 	Savepoint  = NewStatement("savepoint syncpg_push")
 	RollbackTo = NewStatement("rollback to savepoint syncpg_push")
 	Release    = NewStatement("release savepoint syncpg_push")
+
+	// Join sets the savepoint of a push in a transaction of the host, and Leave keeps
+	// what was done since, for the host to commit.
+	Join  = NewStatement("savepoint syncpg_join")
+	Leave = NewStatement("release savepoint syncpg_join")
+
+	// Characteristics tells what the transaction may do: its isolation level, and
+	// whether it is read only, as "on" or "off".
+	Characteristics = NewStatement("select current_setting('transaction_isolation'), current_setting('transaction_read_only')")
 
 	ProbeSavepoint  = NewStatement("savepoint syncpg_probe")
 	ProbeRollbackTo = NewStatement("rollback to savepoint syncpg_probe")
@@ -52,6 +62,20 @@ func Finish(ctx context.Context, conn *pgxpool.Conn) {
 	if _, err := conn.Exec(ctx, "rollback", pgx.QueryExecModeSimpleProtocol); err != nil {
 		_ = conn.Conn().Close(ctx)
 	}
+}
+
+// TakeBack undoes what was done in a transaction of the host since Join. It works when
+// ctx is done already, and does nothing on a connection that is closed.
+func TakeBack(ctx context.Context, tx pgx.Tx) error {
+	if tx.Conn().IsClosed() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBack)
+	defer cancel()
+	if _, err := tx.Exec(ctx, "rollback to savepoint syncpg_join; release savepoint syncpg_join", pgx.QueryExecModeSimpleProtocol); err != nil {
+		return fmt.Errorf("taking back what a push did in the transaction: %w", err)
+	}
+	return nil
 }
 
 // SQLState returns the SQLSTATE of a database error, "" if it is none.

@@ -8,3 +8,15 @@
 select p.log_epoch::text as log_epoch, p.epoch_required::boolean as epoch_required
   from syncpg.sync_open_partition(p_partition => @partition::text, p_log_epoch => @log_epoch::text, p_now => @now::bigint)
        as p(log_epoch, epoch_required);
+
+-- PartitionCreate creates a partition unless it is there. Guarantees: the epoch of
+-- whoever came first stays; it fits into any transaction. Locks: the rows it inserts;
+-- waits for a transaction that is inserting the same.
+-- name: PartitionCreate :exec
+with registered as (
+  insert into syncpg.sync_partition_registry (partition, log_epoch, created_at_ms, last_seen_ms)
+  values (@partition::text, @log_epoch::text, @now::bigint, @now::bigint)
+  on conflict (partition) do nothing
+)
+insert into syncpg.sync_partitions (partition) values (@partition::text)
+on conflict (partition) do nothing;
