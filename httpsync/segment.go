@@ -102,7 +102,7 @@ func (h *handler) open(r *http.Request, token string, signed bool) (segment.Meta
 		if h.cfg.Segments == nil {
 			return segment.Meta{}, nil, ssp2.Errorf(ssp2.CodeNotFound, "there is no such segment")
 		}
-		return h.cfg.Segments.OpenSigned(r.Context(), id, token) //nolint:wrapcheck // answered as they are
+		return h.cfg.Segments.OpenSigned(r.Context(), id, token)
 	}
 	who, err := h.authenticate(r)
 	if err != nil {
@@ -115,7 +115,7 @@ func (h *handler) open(r *http.Request, token string, signed bool) (segment.Meta
 	if h.cfg.Segments == nil {
 		return segment.Meta{}, nil, ssp2.Errorf(ssp2.CodeNotFound, "there is no such segment")
 	}
-	return h.cfg.Segments.OpenSegment(r.Context(), who, id, requested) //nolint:wrapcheck // answered as they are
+	return h.cfg.Segments.OpenSegment(r.Context(), who, id, requested)
 }
 
 // requestedScopes reads the scopes header.

@@ -35,9 +35,17 @@ func (p *Pull) store(ctx context.Context, dst []byte, sub *subscription, pg *pag
 	if err := p.s.segments.Put(ctx, m, bytes.NewReader(pg.segment())); err != nil {
 		return dst, fmt.Errorf("storing a segment: %w", err)
 	}
-	return p.frame(dst, &ssp2.SegmentRef{
+	ref := &ssp2.SegmentRef{
 		SegmentID: m.ID, MediaType: m.MediaType, Table: m.Table,
 		ByteLength: m.ByteLength, RowCount: m.RowCount, AsOfCommitSeq: m.AsOfCommitSeq,
 		ScopeDigest: m.ScopeDigest, RowCursor: m.RowCursor, NextRowCursor: m.NextRowCursor,
-	})
+	}
+	if p.s.urls != nil && p.req.Header.Accept&ssp2.AcceptSignedURLs != 0 {
+		url, expires, err := p.s.urls.SignURL(ctx, m)
+		if err != nil {
+			return nil, fmt.Errorf("signing the URL of a segment: %w", err)
+		}
+		ref.URL, ref.URLExpiresAtMs = &url, &expires
+	}
+	return p.frame(dst, ref)
 }

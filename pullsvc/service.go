@@ -56,6 +56,8 @@ type Config struct {
 	// although the client takes both kinds (§5.7). Default 256 KiB; negative: no
 	// segment.
 	InlineSegmentMaxBytes int
+	// URLs issues the URLs of segments for clients that fetch URLs (§5.4). Default none.
+	URLs segment.URLSigner
 	// BufferBytes bounds what a response holds in memory: a window and a page end
 	// once their payloads reach it, and no further subscription is read ahead. A
 	// response holds about four times as much, and one commit or row. Default 2 MiB.
@@ -76,6 +78,7 @@ type Service struct {
 	maxSubscriptions int
 	maxScopeValues   int
 	segments         segment.Store
+	urls             segment.URLSigner
 	inlineMax        int
 	bufferBytes      int64
 	events           events.Sink
@@ -110,6 +113,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		}
 		s.streams = append(s.streams, streams)
 	}
+	s.urls = cfg.URLs
 	if s.clock == nil {
 		s.clock = time.Now
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-// Config is what an engine is made of. Segments, Signer, Events and Logger may be left out;
+// Config is what an engine is made of. Segments, URLs, Events and Logger may be left out;
 // Push, Pull and Gate work on the same database and schema.
 type Config struct {
 	// Schema is the schema version served.
@@ -37,8 +37,8 @@ type Config struct {
 	ResolveScopes func(context.Context, ScopeRequest) (scope.Allowed, error)
 	// Segments is where Pull keeps its segments, to be downloaded from. nil: nowhere.
 	Segments segment.Store
-	// Signer verifies URLs of segments. nil: none is taken.
-	Signer *segment.Signer
+	// URLs verifies the URLs of segments. nil: none is taken.
+	URLs segment.URLVerifier
 	// Events gets events.RequestHandled once for every round, and
 	// events.ResolverFailed. nil: nobody.
 	Events events.Sink
@@ -54,7 +54,7 @@ type Engine struct {
 	gate          entry
 	resolveScopes func(context.Context, ScopeRequest) (scope.Allowed, error)
 	segments      segment.Store
-	signer        *segment.Signer
+	urls          segment.URLVerifier
 	events        events.Sink
 	log           *slog.Logger
 }
@@ -117,7 +117,7 @@ func New(cfg Config) (*Engine, error) {
 func newEngine(cfg Config, push pusher, pull puller, gate entry) *Engine {
 	e := &Engine{
 		schema: cfg.Schema, push: push, pull: pull, gate: gate,
-		resolveScopes: cfg.ResolveScopes, segments: cfg.Segments, signer: cfg.Signer, log: cfg.Logger,
+		resolveScopes: cfg.ResolveScopes, segments: cfg.Segments, urls: cfg.URLs, log: cfg.Logger,
 	}
 	if e.log == nil {
 		e.log = slog.New(slog.DiscardHandler)

@@ -48,9 +48,9 @@ func (e *Engine) OpenSigned(ctx context.Context, segmentID, token string) (segme
 
 func (e *Engine) verify(token, segmentID string) (segment.Claims, error) {
 	err := segment.ErrToken
-	if e.signer != nil {
+	if e.urls != nil {
 		var claims segment.Claims
-		if claims, err = e.signer.Verify(token, segmentID); err == nil {
+		if claims, err = e.urls.Verify(token, segmentID); err == nil {
 			return claims, nil
 		}
 	}
@@ -97,9 +97,10 @@ func (e *Engine) open(ctx context.Context, partition, segmentID, digest string) 
 	if errors.Is(err, segment.ErrExpired) {
 		// Of another log epoch, perhaps, than the one that is remembered.
 		e.gate.Forget(partition)
-		if epoch, err := e.gate.Enter(ctx, partition); err != nil {
+		if epoch, err = e.gate.Enter(ctx, partition); err != nil {
 			return segment.Meta{}, nil, err
-		} else if epoch.LogEpoch == ref.LogEpoch {
+		}
+		if epoch.LogEpoch == ref.LogEpoch {
 			return segment.Meta{}, nil, expired(segment.ErrExpired)
 		}
 		ref.LogEpoch = epoch.LogEpoch

@@ -27,10 +27,11 @@ import (
 var ErrToken = errors.New("segment: the token does not grant this")
 
 const (
-	// DefaultURLTTL and MaxURLTTL are the guidance of §5.4: for so long a URL outlives the
-	// scopes it was issued for.
+	// DefaultURLTTL is the guidance of §5.4: for so long a URL outlives the scopes it was
+	// issued for.
 	DefaultURLTTL = 15 * time.Minute
-	MaxURLTTL     = 15 * time.Minute
+	// MaxURLTTL is the most that a signer takes.
+	MaxURLTTL = 15 * time.Minute
 	// MinKeyBytes is the least length of a key, and of what a hash of it can be worth.
 	MinKeyBytes = 32
 
@@ -185,7 +186,7 @@ func (s *Signer) claims(k *signKeys, payload []byte, segmentID string) (Claims, 
 	if err := d.Decode(&p); err != nil {
 		return Claims{}, fmt.Errorf("%w: %w", ErrToken, err)
 	}
-	if _, err := d.Token(); err != io.EOF { //nolint:errorlint // the decoder returns it bare
+	if _, err := d.Token(); err != io.EOF {
 		return Claims{}, fmt.Errorf("%w: something follows the claims", ErrToken)
 	}
 	partition, ours := k.open(p.Aud)

@@ -127,6 +127,21 @@ var methods = map[string]method{
 	) (any, error) {
 		return nil, i.rules.installCommit(i.schema, body.Spec)
 	}),
+	"setSignedUrlTtlSeconds": call(func(_ context.Context, i *instance, body struct {
+		TTLSeconds int64 `json:"ttlSeconds"`
+	},
+	) (any, error) {
+		if i.urls == nil {
+			return nil, badRequest("the instance issues no URLs")
+		}
+		return nil, i.urls.setTTL(body.TTLSeconds)
+	}),
+	"fetchSegmentUrl": call(func(ctx context.Context, i *instance, body struct {
+		URL string `json:"url"`
+	},
+	) (any, error) {
+		return i.fetchSegment(ctx, body.URL)
+	}),
 	// There are no WebSockets yet, so nothing is ever pending.
 	"quiesce": call(func(_ context.Context, _ *instance, body struct {
 		Connections int `json:"connections"`
@@ -141,21 +156,19 @@ var methods = map[string]method{
 		return nil, h.discard(ctx, i)
 	},
 
-	"setResolverOutage":      unsupported("leases"),
-	"revokeLease":            unsupported("leases"),
-	"prune":                  unsupported("pruning"),
-	"captureBackup":          unsupported("restoring a backup"),
-	"restoreBackup":          unsupported("restoring a backup"),
-	"setSignedUrlTtlSeconds": unsupported("signed URLs"),
-	"fetchSegmentUrl":        unsupported("signed URLs"),
-	"setBlobPresign":         unsupported("presigned blob URLs"),
-	"fetchBlobUrl":           unsupported("presigned blob URLs"),
-	"putBlobUrl":             unsupported("presigned blob URLs"),
+	"setResolverOutage": unsupported("leases"),
+	"revokeLease":       unsupported("leases"),
+	"prune":             unsupported("pruning"),
+	"captureBackup":     unsupported("restoring a backup"),
+	"restoreBackup":     unsupported("restoring a backup"),
+	"setBlobPresign":    unsupported("presigned blob URLs"),
+	"fetchBlobUrl":      unsupported("presigned blob URLs"),
+	"putBlobUrl":        unsupported("presigned blob URLs"),
 }
 
 // Capabilities returns the optional features that the host supports.
 func Capabilities() []string {
-	return []string{"idempotency-fault", "validators", "commit-validators"}
+	return []string{"idempotency-fault", "validators", "commit-validators", "signed-urls"}
 }
 
 // Handler serves the control API and, under each instance's base URL, the

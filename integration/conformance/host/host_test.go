@@ -189,8 +189,9 @@ func TestControlCallsThatAreRefused(t *testing.T) {
 			url: create, body: `{"partition": "p", "nowMs": 1, "schema": {"version": 1, "tables": []}}`,
 			status: 400, code: "sync.invalid_request",
 		},
-		"create with leases":      {url: create, body: spec(`"leases": {"ttlMs": 1}`), status: 501, code: "host.not_supported"},
-		"create with signed URLs": {url: create, body: spec(`"signedUrls": {}`), status: 501, code: "host.not_supported"},
+		"create with leases":          {url: create, body: spec(`"leases": {"ttlMs": 1}`), status: 501, code: "host.not_supported"},
+		"create with long-lived URLs": {url: create, body: spec(`"signedUrls": {"ttlSeconds": 901}`), status: 400, code: "sync.invalid_request"},
+		"create with negative life":   {url: create, body: spec(`"limits": {"segmentTtlMs": 0}`), status: 400, code: "sync.invalid_request"},
 		"create with a later limit": {
 			url: create, body: spec(`"limits": {"maxDeltaBytes": 1}`), status: 501, code: "host.not_supported",
 		},

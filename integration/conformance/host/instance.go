@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -53,12 +54,12 @@ func (s instanceSpec) check() error {
 	switch {
 	case s.Partition == "":
 		return badRequest("partition is missing")
-	case s.SignedURLs != nil:
-		return notSupported("signed URLs")
 	case s.Leases != nil:
 		return notSupported("leases")
-	case s.Limits.InlineSegmentMaxBytes != nil, s.Limits.SegmentTTLMs != nil:
-		return notSupported("external segments")
+	case s.Limits.SegmentTTLMs != nil && *s.Limits.SegmentTTLMs <= 0:
+		return badRequest("segmentTtlMs is %d", *s.Limits.SegmentTTLMs)
+	case s.SignedURLs != nil && s.SignedURLs.TTLSeconds != nil && *s.SignedURLs.TTLSeconds < 0:
+		return badRequest("ttlSeconds is %d", *s.SignedURLs.TTLSeconds)
 	case s.Limits.MaxDeltaBytes != nil, s.Limits.MaxPresenceBytes != nil:
 		return notSupported("WebSockets")
 	}
@@ -74,6 +75,7 @@ type instance struct {
 	clock     *clock
 	authority *authority
 	rules     rules
+	urls      *segmentURLs // nil: none are issued
 	pool      *pgxpool.Pool
 	protocol  http.Handler // the server under test
 	handler   http.Handler // the protocol and what the host adds to it
@@ -122,6 +124,18 @@ func (i *instance) start(ctx context.Context, limits limitsSpec) error {
 	if limits.MaxOperationsPerRequest != nil {
 		config.MaxOperations = *limits.MaxOperationsPerRequest
 	}
+	if n := limits.InlineSegmentMaxBytes; n != nil {
+		config.InlineSegmentMaxBytes = *n
+		if *n == 0 {
+			config.InlineSegmentMaxBytes = -1 // the server's 0 is its default
+		}
+	}
+	if limits.SegmentTTLMs != nil {
+		config.SegmentTTL = time.Duration(*limits.SegmentTTLMs) * time.Millisecond
+	}
+	if i.urls != nil {
+		config.SegmentURLs = i.urls
+	}
 	server, err := syncpg.New(i.pool, config)
 	if err != nil {
 		return fmt.Errorf("build the server: %w", err)
@@ -129,7 +143,6 @@ func (i *instance) start(ctx context.Context, limits limitsSpec) error {
 	i.protocol = server.Handler()
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /sync", i.serveSync)
-	mux.Handle("/segments/", notImplemented("segment downloads"))
 	mux.Handle("/blobs/", notImplemented("blobs"))
 	mux.Handle("/realtime", notImplemented("WebSockets"))
 	mux.Handle("/", i.protocol)
