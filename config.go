@@ -11,6 +11,7 @@ import (
 	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/pushsvc"
+	"github.com/syncpg/syncpg/retention"
 	"github.com/syncpg/syncpg/round"
 	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/schemaddl"
@@ -32,6 +33,8 @@ type (
 	CommitValidator = pushsvc.CommitValidator
 	// Planner says what work follows a commit.
 	Planner = pushsvc.Planner
+	// RetentionPolicy says how much of a log is kept.
+	RetentionPolicy = retention.Policy
 )
 
 // ErrOutage says that an authority is out of reach, which decides nothing.
@@ -77,8 +80,8 @@ type Config struct {
 	ValidateCommit CommitValidator
 
 	// PlanReactions says what work follows a commit (§6.9). The plans are stored with the
-	// commit, for a reaction.Runner of the host to deliver. When it fails, so does the
-	// push, and the client tries again. Default: no reactions.
+	// commit, for a reaction.Runner of the host to deliver, which Committed can wake. When
+	// it fails, so does the push, and the client tries again. Default: no reactions.
 	PlanReactions Planner
 
 	// AppSchema is the database schema of the app's tables. Default: "public".
@@ -136,6 +139,16 @@ type Config struct {
 	// before it is given up. Default: 30 s. Negative: no limit.
 	WriteTimeout time.Duration
 
+	// Retention says how much of a partition's log is kept (§4.6), at least what the
+	// protocol wants. Default: 1000 commits, what clients that pulled within 14 days have
+	// not pulled, as long as it is not over 30 days old, and no compaction.
+	Retention RetentionPolicy
+
+	// PruneInterval is how often a started server prunes the logs of all partitions.
+	// However many servers share a database, one does at a time. Default: 1 hour.
+	// Negative: never; then call Server.Retention().PruneAll, or `syncpg prune`.
+	PruneInterval time.Duration
+
 	// Clock is where all times of commits come from. Default: time.Now.
 	Clock func() time.Time
 
@@ -166,6 +179,9 @@ func (c *Config) check() error {
 	}
 	if err := schemaddl.CheckAppSchema(c.AppSchema); err != nil {
 		return fmt.Errorf("Config.AppSchema: %w", err)
+	}
+	if err := c.Retention.Check(); err != nil {
+		return fmt.Errorf("Config.Retention: %w", err)
 	}
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/syncpg/syncpg/pullsvc"
 	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/pushsvc"
+	"github.com/syncpg/syncpg/retention"
 	"github.com/syncpg/syncpg/round"
 	"github.com/syncpg/syncpg/schemaddl"
 )
@@ -31,6 +32,7 @@ type Server struct {
 	log     *slog.Logger
 	push    *pushsvc.Service
 	pull    *pullsvc.Service
+	logs    *retention.Service
 	handler http.Handler
 
 	// listeners are told of commits, and may not be added to once requests are served.
@@ -99,6 +101,12 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 	}); err != nil {
 		return nil, err
 	}
+	if s.logs, err = retention.New(pool, retention.Config{
+		Policy: cfg.Retention, Interval: cfg.PruneInterval, Clock: cfg.Clock, Gate: epochs, Events: sink, Logger: cfg.Logger,
+	}); err != nil {
+		return nil, err
+	}
+	s.background = append(s.background, s.logs)
 	rounds, err := round.New(round.Config{
 		Schema: cfg.Schema, Push: s.push, Pull: s.pull, Gate: epochs, Events: sink, Logger: cfg.Logger,
 		ResolveScopes: cfg.ResolveScopes, Segments: segments, URLs: urls,
@@ -159,3 +167,7 @@ func (s *Server) Push() *pushsvc.Service { return s.push }
 // Pull returns the service behind the pull half of a round. It asks neither
 // Authenticate nor ResolveScopes.
 func (s *Server) Pull() *pullsvc.Service { return s.pull }
+
+// Retention returns the service that looks after the logs: pruning now, and rotating
+// log epochs after a backup was restored.
+func (s *Server) Retention() *retention.Service { return s.logs }

@@ -58,6 +58,14 @@ create table syncpg.sync_partition_registry (
 comment on table syncpg.sync_partition_registry is
   'Identity of a partition''s log (§2.1): its epoch, whether wire version 1 is still served, and when it was last used (refreshed at most once a minute).';
 
+create table syncpg.sync_epoch_rule (
+  partition         text collate "C" not null default '' check (partition = ''),
+  required_since_ms bigint not null,
+  primary key (partition)
+);
+comment on table syncpg.sync_epoch_rule is
+  'Since when new partitions are made with epoch_required: since the epochs of all were rotated (§2.1). A restored backup does not know the partitions that were made after it, and their clients still come. No row: never. One row, under the empty partition, for the whole database.';
+
 create table syncpg.sync_commits (
   partition        text collate "C" not null,
   commit_seq       bigint not null check (commit_seq >= 1),
@@ -287,6 +295,7 @@ drop table syncpg.sync_push_results;
 drop table syncpg.sync_change_scopes;
 drop table syncpg.sync_changes;
 drop table syncpg.sync_commits;
+drop table syncpg.sync_epoch_rule;
 drop table syncpg.sync_partition_registry;
 drop table syncpg.sync_partitions;
 drop table syncpg.sync_schema_meta;

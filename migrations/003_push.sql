@@ -34,8 +34,8 @@ begin
     from syncpg.sync_partition_registry as r
    where r.partition = p_partition;
   if not found then
-    insert into syncpg.sync_partition_registry (partition, log_epoch, created_at_ms, last_seen_ms)
-    values (p_partition, p_log_epoch, p_now, p_now)
+    insert into syncpg.sync_partition_registry (partition, log_epoch, epoch_required, created_at_ms, last_seen_ms)
+    values (p_partition, p_log_epoch, exists (select 1 from syncpg.sync_epoch_rule as e where e.partition = ''), p_now, p_now)
     on conflict (partition) do nothing;
     insert into syncpg.sync_partitions (partition) values (p_partition)
     on conflict (partition) do nothing;
@@ -53,7 +53,7 @@ begin
 end
 $$;
 comment on function syncpg.sync_open_partition(text, text, bigint) is
-  'The log epoch of a partition (§2.1), creating the partition with the proposed epoch when it is new; refreshes last_seen_ms when it is over a minute old. Call it in a transaction of its own: it may turn synchronous_commit off for it. Locks: the registry row, only when it writes.';
+  'The log epoch of a partition (§2.1), creating the partition with the proposed epoch when it is new (wire version 1 is refused there once all epochs were rotated, see sync_epoch_rule); refreshes last_seen_ms when it is over a minute old. Call it in a transaction of its own: it may turn synchronous_commit off for it. Locks: the registry row, only when it writes.';
 
 create function syncpg.sync_check_writer_fence() returns trigger
 language plpgsql volatile

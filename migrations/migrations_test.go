@@ -103,6 +103,7 @@ var rows = map[int]string{
 	insert into syncpg.sync_schema_meta (schema_version, layout, index_signatures, functions_digest, installed_at_ms) values (1, '{}', '[]', 'd', 1);
 	insert into syncpg.sync_partitions (partition, max_commit_seq) values ('p', 1);
 	insert into syncpg.sync_partition_registry (partition, log_epoch, created_at_ms, last_seen_ms) values ('p', 'e', 1, 1);
+	insert into syncpg.sync_epoch_rule (required_since_ms) values (1);
 	insert into syncpg.sync_commits (partition, commit_seq, client_id, client_commit_id, actor_id, created_at_ms, change_count) values ('p', 1, 'c', 'k', 'a', 1, 1);
 	insert into syncpg.sync_changes (partition, commit_seq, change_index, table_name, row_id, op, row_version, scopes, payload) values ('p', 1, 0, 't', 'r', 1, 1, '{v=1}', '');
 	insert into syncpg.sync_change_scopes (partition, table_name, scope_key, commit_seq) values ('p', 't', 'v=1', 1);

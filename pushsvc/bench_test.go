@@ -229,49 +229,71 @@ func BenchmarkParallel(b *testing.B) {
 	}
 }
 
-// BenchmarkQueue: clients of one partition, with the queue and without it.
+// BenchmarkQueue: clients of one partition, with the queue and without it, by turns in one
+// run. x_off is the latency of one client with the queue over that without, and of many
+// their commits/s.
 func BenchmarkQueue(b *testing.B) {
 	for _, clients := range []int{1, 64} {
-		for _, mode := range []struct {
-			name string
-			off  bool
-		}{{"queue", false}, {"off", true}} {
-			b.Run(fmt.Sprintf("%d clients/%s", clients, mode.name), func(b *testing.B) {
-				c := setup(b, func(o *pgtest.Options, cfg *pushsvc.Config) {
-					o.MaxConns = 8
-					if mode.off {
-						cfg.MaxBatchOperations = -1
+		b.Run(fmt.Sprintf("%d clients", clients), func(b *testing.B) {
+			env := setup(b, func(o *pgtest.Options, _ *pushsvc.Config) { o.MaxConns = 8 })
+			off, err := pushsvc.New(env.db.Pool, pushsvc.Config{Schema: env.schema, MaxBatchOperations: -1})
+			require.NoError(b, err)
+			b.Cleanup(off.Wait)
+			sides := [2]struct {
+				service *pushsvc.Service
+				fleet   []*client
+				spent   time.Duration
+				pushes  int
+				commits int // durable
+			}{
+				{service: env.Service, fleet: env.client(b, ssp2.WireV2).fleet(clients)},
+				{service: off, fleet: env.client(b, ssp2.WireV2).fleet(clients)},
+			}
+			var made atomic.Int64
+			// turn lets every client of a side push n times.
+			turn := func(at, n int) {
+				side := &sides[at]
+				commits := make([][]ssp2.PushCommit, clients)
+				for i, cl := range side.fleet {
+					for range n {
+						commits[i] = append(commits[i], cl.commit(env.upsert(b, "notes", note(fmt.Sprint("n", made.Add(1)), "x"))))
 					}
+				}
+				env.counter.Reset()
+				side.spent += timed(func() {
+					parallel(b, clients, func(i int) error {
+						for _, k := range commits[i] {
+							if _, err := side.service.Push(b.Context(), side.fleet[i].request(k)); err != nil {
+								return err
+							}
+						}
+						return nil
+					})
 				})
-				fleet := c.client(b, ssp2.WireV2).fleet(clients)
-				var next atomic.Int64
-				done := make(chan error, clients)
-				c.counter.Reset()
-				b.ResetTimer()
-				work := func(cl *client) error {
-					for {
-						i := next.Add(1)
-						if i > int64(b.N) {
-							return nil
-						}
-						a := <-cl.pushing(b.Context(), c.Service, cl.commit(c.upsert(b, "notes", note(fmt.Sprint("n", i), "x"))))
-						if a.err != nil {
-							return a.err
-						}
-					}
-				}
-				for _, cl := range fleet {
-					go func() { done <- work(cl) }()
-				}
-				for range fleet {
-					require.NoError(b, <-done)
-				}
-				b.StopTimer()
-				c.Wait()
-				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "commits/s")
-				b.ReportMetric(float64(b.N)/float64(max(c.counter.Commits(), 1)), "commits/tx")
-			})
-		}
+				side.service.Wait()
+				side.pushes += n * clients
+				side.commits += env.counter.Commits()
+			}
+			for at := range sides {
+				turn(at, 3)
+				sides[at].spent, sides[at].pushes, sides[at].commits = 0, 0, 0
+			}
+			const each = 5
+			b.ResetTimer()
+			for i := 0; sides[0].pushes < b.N; i++ {
+				turn(i%2, each)
+				turn(1-i%2, each)
+			}
+			per := func(at int) float64 { return float64(sides[at].spent) / float64(sides[at].pushes) }
+			b.ReportMetric(per(0), "ns/op")
+			if clients == 1 {
+				b.ReportMetric(per(0)/per(1), "x_off")
+				return
+			}
+			b.ReportMetric(1e9/per(0), "commits/s")
+			b.ReportMetric(float64(sides[0].pushes)/float64(sides[0].commits), "commits/tx")
+			b.ReportMetric(per(1)/per(0), "x_off")
+		})
 	}
 }
 

@@ -15,7 +15,8 @@
 //
 // References that the schema declares are checked once the operations of a commit are
 // staged (SEMANTICS §1); what a delete leads to joins the commit, at the cost of a round
-// trip for each level of children.
+// trip for each level of children. It is authorized like any other write: the delete of a
+// row whose children the actor may not write is sync.forbidden.
 //
 // The host's own code writes with [Service.Apply], and with [Service.ApplyTx] inside a
 // transaction of its own (SEMANTICS §5).

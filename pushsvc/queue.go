@@ -104,12 +104,7 @@ func (s *Service) submit(ctx context.Context, r *request) (*Response, error) {
 		return nil, rateLimited("too many pushes are waiting for this partition")
 	}
 	if first {
-		s.work.Go(func() { //nolint:contextcheck // a transaction has that of its requests
-			for batch := s.queues.take(r.Partition, s.maxBatchOperations); batch != nil; {
-				s.serve(batch)
-				batch = s.queues.take(r.Partition, s.maxBatchOperations)
-			}
-		})
+		s.work.Go(func() { s.serveQueue(r.Partition) }) //nolint:contextcheck // a transaction has that of its requests
 		return r.wait(ctx)
 	}
 	patience := time.NewTimer(s.maxWait)
@@ -126,6 +121,22 @@ func (s *Service) submit(ctx context.Context, r *request) (*Response, error) {
 		}
 		return r.wait(ctx)
 	}
+}
+
+// serveQueue serves a partition until nobody waits for it. Code of the host may end the
+// goroutine (runtime.Goexit); the rest of the queue then gets another.
+func (s *Service) serveQueue(partition string) {
+	empty := false
+	defer func() {
+		if !empty {
+			s.work.Go(func() { s.serveQueue(partition) })
+		}
+	}()
+	for batch := s.queues.take(partition, s.maxBatchOperations); batch != nil; {
+		s.serve(batch)
+		batch = s.queues.take(partition, s.maxBatchOperations)
+	}
+	empty = true
 }
 
 // wait waits for the answer of a request that is in flight. Its transaction goes on
@@ -156,22 +167,42 @@ func (s *Service) serve(batch []*request) {
 		})
 		defer stop()
 	}
+	ended := false
 	defer func() {
-		if p := recover(); p != nil {
-			s.log.ErrorContext(ctx, "a push panicked", "panic", p, "stack", string(debug.Stack()))
-			answer(batch, errPanicked)
+		if ended {
+			return
 		}
+		p := recover() // nil: the goroutine is ending
+		s.log.ErrorContext(ctx, "a push panicked, or its goroutine was ended", "panic", p, "stack", string(debug.Stack()))
+		s.abandon(batch) //nolint:contextcheck // a transaction has that of its requests
 	}()
 	for attempt := 1; ; attempt++ {
 		err := s.attempt(ctx, batch)
-		if err == nil {
-			return
-		}
-		if attempt == maxAttempts || !retryable(err) {
-			s.giveUp(batch, err)
+		if err == nil || attempt == maxAttempts || !retryable(err) {
+			if err != nil {
+				s.giveUp(batch, err)
+			}
+			ended = true
 			return
 		}
 		s.log.DebugContext(ctx, "a push is tried again", "attempt", attempt, "error", err)
+	}
+}
+
+// abandon answers requests whose transaction came to no end: each gets another to itself,
+// and a goroutine that may end with it.
+func (s *Service) abandon(batch []*request) {
+	if len(batch) == 1 {
+		answer(batch, errPanicked)
+		return
+	}
+	for _, r := range batch {
+		if r.answered {
+			continue
+		}
+		var alone sync.WaitGroup
+		alone.Go(func() { s.serve([]*request{r}) })
+		alone.Wait()
 	}
 }
 

@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/syncpg/syncpg/internal/pgtest"
@@ -57,11 +59,13 @@ const referringIR = `{
        {"name": "id", "type": "string", "nullable": false},
        {"name": "project_id", "type": "string", "nullable": false},
        {"name": "list", "type": "string", "nullable": true},
-       {"name": "item", "type": "string", "nullable": true}],
+       {"name": "item", "type": "string", "nullable": true},
+       {"name": "beside", "type": "string", "nullable": true}],
      "scopes": [{"pattern": "project:{project_id}"}],
      "references": [
        {"column": "list", "parentTable": "lists", "onDelete": "RESTRICT"},
-       {"column": "item", "parentTable": "items", "onDelete": "RESTRICT"}]},
+       {"column": "item", "parentTable": "items", "onDelete": "RESTRICT"},
+       {"column": "beside", "parentTable": "items", "onDelete": "SET NULL"}]},
     {"name": "rooms", "primaryKey": "id",
      "columns": [
        {"name": "id", "type": "integer", "nullable": false},
@@ -163,6 +167,7 @@ func TestReferenceMissingParent(t *testing.T) {
 		requireApplied(t, c.push(t, c.row(t, "items", "j", "list", "m", "up", "k"), c.row(t, "lists", "m"), c.row(t, "items", "k", "up", "k")))
 		requireApplied(t, c.push(t, c.row(t, "items", "free")))
 		c.violated(t, 0, missing("n"), c.row(t, "items", "i", "list", "n"))
+		c.violated(t, 1, missing("n"), c.row(t, "items", "i", "list", "n"), c.row(t, "items", "i", "list", "n"))
 		c.violated(t, 1, missing("m"), remove("lists", "m"), c.row(t, "items", "j", "list", "m"))
 		c.violated(t, 0, missing("m"), c.row(t, "items", "i", "list", "m"), remove("lists", "m"))
 		requireApplied(t, c.push(t, c.row(t, "items", "i", "list", "n"), c.row(t, "items", "i", "list", "m")))
@@ -228,6 +233,12 @@ func TestReferenceRestrict(t *testing.T) {
 		c.violated(t, 0, restricted, remove("lists", "m"))
 		requireApplied(t, c.push(t, remove("lists", "m"), c.row(t, "locks", "n")))
 
+		// A row that loses one parent still refers to another.
+		requireApplied(t, c.push(t, c.row(t, "lists", "u"), c.row(t, "items", "v"), c.row(t, "locks", "w", "list", "u", "beside", "v")))
+		c.violated(t, 1, restricted, remove("items", "v"), remove("lists", "u"))
+		requireApplied(t, c.push(t, remove("items", "v")))
+		require.Equal(t, map[string]any{"id": "w", "project_id": "pr1", "list": "u"}, c.stored(t, "locks", "w").Values)
+
 		// A row that is deleted and comes back has its children still.
 		requireApplied(t, c.push(t, c.row(t, "lists", "o"), c.row(t, "locks", "r", "list", "o")))
 		requireApplied(t, c.push(t, remove("lists", "o"), c.row(t, "lists", "o")))
@@ -270,6 +281,12 @@ func TestReferenceCascade(t *testing.T) {
 		results := c.send(t, c.commit(c.row(t, "lists", "s")), c.commit(c.row(t, "items", "t", "list", "s")), c.commit(remove("lists", "s")))
 		requireApplied(t, results...)
 		require.Nil(t, c.stored(t, "items", "t"))
+		requireApplied(t, c.push(t, c.row(t, "lists", "w"), c.row(t, "items", "w2", "list", "w"), c.row(t, "items", "w0"), c.row(t, "items", "w3", "list", "w", "up", "w0")))
+		results = c.send(t, c.commit(c.row(t, "items", "w1", "list", "w")), c.commit(remove("lists", "w")), c.commit(remove("items", "w0")))
+		requireApplied(t, results...)
+		require.Equal(t, []string{"delete w0"}, c.lastChanges(t), "what a commit before it deleted is no child")
+		log := c.log(t)
+		require.Equal(t, []string{"w", "w1", "w2", "w3"}, rowsOf(log[len(log)-5:len(log)-1]), "by row id, staged or not")
 		if c.req.WireVersion == ssp2.WireV3 {
 			requireApplied(t, c.push(t, c.row(t, "lists", "u"), c.row(t, "items", "v", "list", "u")))
 			requireApplied(t, c.push(t, c.b.patch(t, "items", map[string]any{"id": "v", "title": "new"}), remove("lists", "u")))
@@ -277,6 +294,15 @@ func TestReferenceCascade(t *testing.T) {
 			requireRejected(t, c.push(t, c.b.patch(t, "items", map[string]any{"id": "v", "title": "new"})), 0, ssp2.CodeRowDeleted)
 		}
 	})
+}
+
+// rowsOf returns the row ids of lines of a log.
+func rowsOf(log []string) []string {
+	var ids []string
+	for _, line := range log {
+		ids = append(ids, strings.Fields(line)[3])
+	}
+	return ids
 }
 
 func TestReferenceSetNull(t *testing.T) {
@@ -395,6 +421,12 @@ func TestAppendedOperationsMeetTheHooks(t *testing.T) {
 		"0 false lists absent true 0 0 <nil> <nil>", "1 false lists l true 1 0 <nil> <nil>",
 		"1 true items i true 1 0 <nil> l", "1 true pins p false 1 2 <nil> l", "pins p <nil>",
 	}, got)
+
+	// A row that loses a parent by one operation and is deleted by another is there once.
+	requireApplied(t, c.push(t, c.row(t, "items", "x"), c.row(t, "items", "y"), c.row(t, "items", "z", "up", "y"), c.row(t, "pins", "q", "beside", "x", "item", "z")))
+	got = nil
+	requireApplied(t, c.push(t, remove("items", "x"), remove("items", "y")))
+	require.Equal(t, []string{"1 true pins q true 1 0 <nil> <nil>", "1 true items z true 1 0 <nil> <nil>", "pins p <nil>"}, got[2:])
 	requireSoundLog(t, b)
 }
 
@@ -414,6 +446,37 @@ func TestTheDatabaseRefusesAnAppendedOperation(t *testing.T) {
 		require.NotNil(t, c.stored(t, "items", "i"))
 		require.Nil(t, c.stored(t, "items", "j"))
 	})
+}
+
+// TestDeferredChecksOfAppendedOperations: a constraint that the host defers rejects the
+// commit whose delete led to the write that breaks it.
+func TestDeferredChecksOfAppendedOperations(t *testing.T) {
+	t.Parallel()
+	b := referring(t)
+	b.exec(t,
+		`create function public.pinned() returns trigger language plpgsql as $$ begin if new.list is null then raise exception 'no list' using errcode = '23514'; end if; return null; end $$`,
+		`create constraint trigger pinned after update on public.pins deferrable initially deferred for each row execute function public.pinned()`)
+	c := b.client(t, ssp2.WireV2)
+	requireApplied(t, c.push(t, c.row(t, "lists", "l"), c.row(t, "lists", "m"), c.row(t, "lists", "n"), c.row(t, "pins", "p", "list", "m")))
+	results := c.send(t, c.commit(remove("lists", "l")), c.commit(c.row(t, "lists", "n"), remove("lists", "m")), c.commit(remove("lists", "n")))
+	requireApplied(t, results[0], results[2])
+	requireRejected(t, results[1], 1, ssp2.CodeConstraintViolation)
+	requireSoundLog(t, b)
+}
+
+// TestCascadeOfANewConnection: nothing is left to prepare when a push goes on behind a
+// commit that the database refused.
+func TestCascadeOfANewConnection(t *testing.T) {
+	t.Parallel()
+	b := referring(t)
+	b.exec(t, `alter table public.lists add constraint short check (length(title) < 5)`)
+	c := b.client(t, ssp2.WireV2)
+	requireApplied(t, c.push(t, c.row(t, "lists", "l"), c.row(t, "items", "i", "list", "l"), c.row(t, "pins", "p", "item", "i")))
+	beside := b.beside(t, func(_ *pgtest.Options, cfg *pushsvc.Config) { cfg.Schema = b.schema })
+	resp := beside.push(t, c.request(c.commit(c.row(t, "lists", "m", "title", "too long")), c.commit(remove("lists", "l"))))
+	requireRejected(t, resp.Results[0], 0, ssp2.CodeConstraintViolation)
+	requireApplied(t, resp.Results[1])
+	require.Nil(t, c.stored(t, "pins", "p"))
 }
 
 // TestReferenceRaces: one client deletes the parent while another adds a child: whoever
@@ -498,4 +561,104 @@ func TestRoundTripsOfReferences(t *testing.T) {
 		require.Zero(t, b.counter.PrepareRoundTrips(), tc.name)
 		require.Equal(t, tc.trips, b.counter.RoundTrips(), "%s: %v", tc.name, b.counter.Statements())
 	}
+}
+
+// TestMoreChildrenThanATransactionReads: deletes whose children are too large together
+// get transactions of their own, and one that is so alone is rejected for good.
+func TestMoreChildrenThanATransactionReads(t *testing.T) {
+	t.Parallel()
+	b := referring(t)
+	c := b.client(t, ssp2.WireV2)
+	big := strings.Repeat("x", 40_000)
+	for _, list := range []string{"l", "m"} {
+		requireApplied(t, c.push(t, c.row(t, "lists", list), c.row(t, "items", list+"1", "list", list, "title", big), c.row(t, "items", list+"2", "list", list, "title", big)))
+	}
+	requireApplied(t, c.push(t, c.row(t, "items", "l3", "list", "l", "title", big)))
+	b.AdmitAtMost(100_000)
+	commits := []ssp2.PushCommit{
+		c.commit(c.row(t, "items", "m3", "list", "m")), c.commit(c.row(t, "lists", "n"), remove("lists", "l")), c.commit(remove("lists", "m")),
+	}
+	results := c.send(t, commits...)
+	requireApplied(t, results[0], results[2])
+	requireRejected(t, results[1], 1, ssp2.CodeConstraintViolation)
+	require.NotNil(t, c.stored(t, "items", "l1"))
+	require.Nil(t, c.stored(t, "items", "m3"))
+	require.Equal(t, results[1], c.send(t, commits[1])[0], "on every replay")
+	requireApplied(t, c.push(t, remove("items", "l3")), c.push(t, remove("lists", "l")))
+	requireSoundLog(t, b)
+}
+
+// TestReferencesInExecModes: whatever way the owner of the pool lets pgx run statements,
+// references come to the same, also behind a commit that has to be taken back.
+func TestReferencesInExecModes(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			b := referring(t, func(o *pgtest.Options, cfg *pushsvc.Config) {
+				o.MaxConns = 1
+				o.Configure = func(cfg *pgxpool.Config) { cfg.ConnConfig.DefaultQueryExecMode = mode }
+				cfg.ValidateCommit = func(ctx context.Context, c *pushsvc.Candidate) error {
+					if c.Operations[0].RowID != "refused" {
+						return nil
+					}
+					if rows, err := c.ScanRows(ctx, pushsvc.ScopeScan{Table: "lists", Scopes: map[string][]string{"project_id": {"pr1"}}}); err != nil || len(rows) == 0 {
+						return fmt.Errorf("scanning: %v, %w", rows, err)
+					}
+					return pushsvc.Reject("app.no", "", nil)
+				}
+			})
+			c := b.client(t, ssp2.WireV2)
+			for round := range 2 {
+				l, i, j := fmt.Sprint(`l"\'ü`, round), fmt.Sprint("i", round), fmt.Sprint("j", round)
+				results := c.send(t,
+					c.commit(c.row(t, "lists", l), c.row(t, "items", i, "list", l), c.row(t, "pins", "p", "list", l)),
+					c.commit(c.row(t, "lists", "refused"), c.row(t, "items", j, "list", l)),
+					c.commit(remove("lists", l)),
+					c.commit(c.row(t, "items", j, "list", l)))
+				requireApplied(t, results[0], results[2])
+				require.Equal(t, "app.no", results[1].Results[0].Code)
+				requireRejected(t, results[3], 0, ssp2.CodeReferenceViolation)
+				require.JSONEq(t, fmt.Sprintf(`{"fieldPaths":["list"],"reason":"missing_parent","references":{"parent":"lists","row":%s}}`, strconv.Quote(l)),
+					scalar[string](t, b, `select details::jsonb #>> '{0,details}' from syncpg.sync_push_results where details like '%missing%' order by recorded_at_ms, client_commit_id desc limit 1`))
+				require.Nil(t, c.stored(t, "items", i))
+				require.Nil(t, c.stored(t, "items", j))
+			}
+			requireSoundLog(t, b)
+		})
+	}
+}
+
+// TestReferencesOfTrustedWrites: the host's own commits keep them too, also several in
+// one transaction of the host.
+func TestReferencesOfTrustedWrites(t *testing.T) {
+	t.Parallel()
+	b := referring(t)
+	c := b.client(t, ssp2.WireV3)
+	list := func(id string) pushsvc.Operation {
+		return pushsvc.Upsert("lists", map[string]any{"id": id, "project_id": "pr1"})
+	}
+	item := func(id, list string) pushsvc.Operation {
+		return pushsvc.Upsert("items", map[string]any{"id": id, "project_id": "pr1", "list": list})
+	}
+	tx, err := b.db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	for id, ops := range [][]pushsvc.Operation{{list("l"), list("m")}, {item("i", "l"), item("j", "m")}, {pushsvc.Delete("lists", "l")}} {
+		_, _, err := b.ApplyTx(t.Context(), tx, c.seed(strconv.Itoa(id), ops...))
+		require.NoError(t, err)
+	}
+	_, _, err = b.ApplyTx(t.Context(), tx, c.seed("bad", item("k", "l")))
+	var rejected *pushsvc.RejectedError
+	require.ErrorAs(t, err, &rejected)
+	require.Equal(t, ssp2.CodeReferenceViolation, rejected.Code)
+	require.Contains(t, rejected.Details, "missing_parent")
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Nil(t, c.stored(t, "items", "i"))
+
+	_, err = b.Apply(t.Context(), c.seed("good", pushsvc.Delete("lists", "m")))
+	require.NoError(t, err)
+	require.Equal(t, []string{"delete m", "delete j"}, c.lastChanges(t))
+	requireSoundLog(t, b)
 }

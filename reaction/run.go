@@ -29,8 +29,11 @@ func (r *Runner) Run(ctx context.Context) error {
 	return nil
 }
 
-// Notify says that a partition has new reactions. It never waits. Without it they are
-// found by the poll.
+// Notify says that a partition may have new reactions. It never waits, and costs a query
+// when there are none. Without it they are found by the poll. A server in the same
+// process calls it after each commit:
+//
+//	Committed: func(partition string, _ int64) { runner.Notify(partition) }
 func (r *Runner) Notify(partition string) {
 	if r.cfg.Partitions == nil || slices.Contains(r.cfg.Partitions, partition) {
 		r.queue.push(partition)

@@ -226,6 +226,105 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_claim_reactions(p_partition text, p_types text[], p_owner text, p_now bigint, p_lease_until bigint, p_limit integer) IS 'Leases up to p_limit reactions of the types to p_owner until p_lease_until and counts the attempt: pending ones that are due and leased ones whose lease has expired at p_now. Oldest first within a type; the type with the oldest comes first. Meant for READ COMMITTED; other levels fail (40001) where this one passes over. Locks: the reactions it returns; never waits for one.';
 
+CREATE FUNCTION syncpg.sync_compact_log(p_partition text, p_log_epoch text, p_after bigint, p_older_than bigint, p_limit integer, p_alone boolean) RETURNS TABLE(busy boolean, log_epoch text, compacted_seq bigint, changes bigint, finished boolean)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+  v_from   bigint;
+  v_end    bigint;
+  v_young  bigint;
+  v_seqs   bigint[];
+  v_tables text[];
+  v_keys   text[];
+begin
+  busy := p_alone and not pg_try_advisory_xact_lock(1937337955, 1);
+  changes := 0;
+  finished := true;
+  if busy then
+    return next;
+    return;
+  end if;
+  perform pg_advisory_xact_lock(hashtextextended('syncpg log ' || p_partition, 0));
+
+  select r.log_epoch, greatest(p.horizon_seq, p_after), p.max_commit_seq
+    into sync_compact_log.log_epoch, v_from, v_end
+    from syncpg.sync_partitions as p
+    join syncpg.sync_partition_registry as r on r.partition = p.partition
+   where p.partition = p_partition;
+  compacted_seq := v_from;
+  if log_epoch is distinct from p_log_epoch then
+    return next;
+    return;
+  end if;
+
+  select x.commit_seq, false into v_end, finished
+    from syncpg.sync_changes as x
+   where x.partition = p_partition and x.commit_seq > v_from and x.commit_seq <= v_end
+   order by x.commit_seq, x.change_index
+  offset p_limit limit 1;
+  if not found then
+    select p.max_commit_seq, true into v_end, finished
+      from syncpg.sync_partitions as p where p.partition = p_partition;
+  end if;
+  select y.commit_seq into v_young
+    from syncpg.sync_commits as y
+   where y.partition = p_partition and y.commit_seq > v_from and y.commit_seq <= v_end
+     and y.created_at_ms >= p_older_than
+   order by y.commit_seq
+   limit 1;
+  if found then
+    v_end := v_young - 1;
+    finished := true;
+  end if;
+  compacted_seq := v_end;
+
+  with gone as (
+    delete from syncpg.sync_changes as c
+     using (
+       select x.ctid,
+              row_number() over (partition by x.table_name, x.row_id, x.scopes
+                                 order by x.commit_seq desc, x.change_index desc) as newest
+         from syncpg.sync_changes as x
+        where x.partition = p_partition and x.commit_seq > v_from and x.commit_seq <= v_end
+     ) as s
+     where s.newest > 1 and c.ctid = s.ctid
+    returning c.commit_seq, c.table_name, c.scopes
+  ), entries as (
+    select distinct g.commit_seq, g.table_name, k.scope_key
+      from (select distinct g.commit_seq, g.table_name, g.scopes from gone as g) as g
+      cross join lateral unnest(g.scopes) as k(scope_key)
+  )
+  select (select count(*) from gone), array_agg(e.commit_seq), array_agg(e.table_name), array_agg(e.scope_key)
+    into changes, v_seqs, v_tables, v_keys
+    from entries as e;
+
+  delete from syncpg.sync_change_scopes as s
+   using unnest(v_seqs, v_tables, v_keys) as e(commit_seq, table_name, scope_key)
+   cross join lateral (
+     select x.ctid from syncpg.sync_change_scopes as x
+      where x.partition = p_partition and x.table_name = e.table_name and x.scope_key = e.scope_key
+        and x.commit_seq = e.commit_seq
+      limit 1
+   ) as x
+   where s.ctid = x.ctid
+     and not exists (
+       select 1 from syncpg.sync_changes as c
+        where c.partition = p_partition and c.commit_seq = e.commit_seq
+          and c.table_name = e.table_name and e.scope_key = any (c.scopes));
+  return next;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_compact_log(p_partition text, p_log_epoch text, p_after bigint, p_older_than bigint, p_limit integer, p_alone boolean) IS 'One batch of compaction (§4.6): of the changes after p_after in commits made before p_older_than, about p_limit of them, deletes each that a later one of these, of the same row under the same scopes, supersedes, and the scope entries that lead to none any more. A change under other scopes supersedes nothing: who sees the one may not see the other. Commits stay. compacted_seq is where the next batch begins, finished that there is none. Nothing is done when log_epoch, the epoch found, is not p_log_epoch (NULL: no such partition), or when another process prunes (busy, only with p_alone). READ COMMITTED only. Locks: see the head of this file, the partition''s row not among them; then the rows it deletes.';
+
 CREATE FUNCTION syncpg.sync_delete_expired_segments(p_after text, p_now bigint, p_limit integer, p_max_bytes bigint, p_max_partitions integer) RETURNS TABLE(deleted integer, next_after text)
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -452,6 +551,32 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_list_due_partitions(p_types text[], p_now bigint, p_after text, p_limit integer) IS 'The first p_limit partitions after p_after, in byte order, that have a reaction of the types to claim at p_now. Takes no locks.';
 
+CREATE FUNCTION syncpg.sync_list_prunable_partitions(p_after text, p_more_than bigint, p_limit integer) RETURNS TABLE(partition text)
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+  select r.partition
+    from syncpg.sync_partition_registry as r
+    cross join lateral (
+      select p.max_commit_seq - p.horizon_seq as commits from syncpg.sync_partitions as p where p.partition = r.partition limit 1
+    ) as p
+   where r.partition > p_after and p.commits > p_more_than
+   order by r.partition
+   limit p_limit;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_list_prunable_partitions(p_after text, p_more_than bigint, p_limit integer) IS 'The first p_limit partitions after p_after, in byte order, whose log holds more than p_more_than commits. Takes no locks.';
+
 CREATE FUNCTION syncpg.sync_list_reactions(p_partition text, p_state text, p_after_ms bigint, p_after_client text, p_after_commit text, p_after_key text, p_limit integer) RETURNS TABLE(client_id text, client_commit_id text, reaction_key text, idempotency_key text, commit_seq bigint, reaction_type text, reaction_version integer, payload text, state text, attempts integer, max_attempts integer, due_at_ms bigint, lease_owner text, failure_code text, failure_details text, failed_at_ms bigint, created_at_ms bigint, finished_at_ms bigint)
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -539,8 +664,8 @@ begin
     from syncpg.sync_partition_registry as r
    where r.partition = p_partition;
   if not found then
-    insert into syncpg.sync_partition_registry (partition, log_epoch, created_at_ms, last_seen_ms)
-    values (p_partition, p_log_epoch, p_now, p_now)
+    insert into syncpg.sync_partition_registry (partition, log_epoch, epoch_required, created_at_ms, last_seen_ms)
+    values (p_partition, p_log_epoch, exists (select 1 from syncpg.sync_epoch_rule as e where e.partition = ''), p_now, p_now)
     on conflict (partition) do nothing;
     insert into syncpg.sync_partitions (partition) values (p_partition)
     on conflict (partition) do nothing;
@@ -558,7 +683,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_open_partition(p_partition text, p_log_epoch text, p_now bigint) IS 'The log epoch of a partition (§2.1), creating the partition with the proposed epoch when it is new; refreshes last_seen_ms when it is over a minute old. Call it in a transaction of its own: it may turn synchronous_commit off for it. Locks: the registry row, only when it writes.';
+COMMENT ON FUNCTION syncpg.sync_open_partition(p_partition text, p_log_epoch text, p_now bigint) IS 'The log epoch of a partition (§2.1), creating the partition with the proposed epoch when it is new (wire version 1 is refused there once all epochs were rotated, see sync_epoch_rule); refreshes last_seen_ms when it is over a minute old. Call it in a transaction of its own: it may turn synchronous_commit off for it. Locks: the registry row, only when it writes.';
 
 CREATE FUNCTION syncpg.sync_open_segment(p_partition text, p_segment_id text, p_scope_digest text, p_log_epoch text, p_now bigint) RETURNS TABLE(known boolean, described boolean, log_epoch text, table_name text, media_type smallint, schema_version integer, as_of_commit_seq bigint, row_cursor text, next_row_cursor text, row_count bigint, byte_length bigint, expires_at_ms bigint, first_chunk bytea)
     LANGUAGE plpgsql STABLE
@@ -599,6 +724,47 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_open_segment(p_partition text, p_segment_id text, p_scope_digest text, p_log_epoch text, p_now bigint) IS 'Finds a segment for a holder of the scopes (§5.5). One row: with the first chunk when it may be read, else with nulls, where known says that the partition has the segment and described that it has it for these scopes: expired, or of another log epoch. Takes no locks.';
 
+CREATE FUNCTION syncpg.sync_plan_prune(p_partition text, p_active_since bigint, p_older_than bigint, p_keep bigint) RETURNS TABLE(log_epoch text, max_commit_seq bigint, horizon_seq bigint, active_clients bigint, least_cursor bigint, target_seq bigint)
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+  v_free   bigint;
+  v_forced bigint;
+begin
+  select r.log_epoch, p.max_commit_seq, p.horizon_seq
+    into sync_plan_prune.log_epoch, sync_plan_prune.max_commit_seq, sync_plan_prune.horizon_seq
+    from syncpg.sync_partitions as p
+    join syncpg.sync_partition_registry as r on r.partition = p.partition
+   where p.partition = p_partition;
+  if not found then
+    return next;
+    return;
+  end if;
+  select count(*), min(c.cursor) into active_clients, least_cursor
+    from syncpg.sync_clients as c
+   where c.partition = p_partition and c.cursor is not null and c.updated_at_ms >= p_active_since;
+  v_free := greatest(horizon_seq, coalesce(least(least_cursor, max_commit_seq), max_commit_seq));
+  if p_older_than is not null then
+    select y.commit_seq - 1 into v_forced
+      from syncpg.sync_commits as y
+     where y.partition = p_partition and y.commit_seq > v_free and y.commit_seq <= max_commit_seq - p_keep
+       and y.created_at_ms >= p_older_than
+     order by y.commit_seq
+     limit 1;
+    v_forced := coalesce(v_forced, max_commit_seq);
+  end if;
+  target_seq := greatest(horizon_seq, least(max_commit_seq - p_keep, greatest(v_free, v_forced)));
+  return next;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_plan_prune(p_partition text, p_active_since bigint, p_older_than bigint, p_keep bigint) IS 'Up to where the log of a partition could be pruned now (§4.6), always one row, of NULLs when the partition does not exist: its newest commit and horizon, the clients with a cursor that pulled at p_active_since or later and the least of their cursors, and the horizon that would result: that cursor, or past it over commits made before p_older_than, and never above the newest p_keep commits. NULL for p_active_since: no client counts; for p_older_than: no cursor is passed. Takes no locks.';
+
 CREATE FUNCTION syncpg.sync_prefetch_rows(p_partition text, p_tables text[], p_row_ids text[]) RETURNS TABLE(ord integer, server_version bigint, payload bytea, column_versions bigint[])
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -609,6 +775,114 @@ end
 $$;
 
 COMMENT ON FUNCTION syncpg.sync_prefetch_rows(p_partition text, p_tables text[], p_row_ids text[]) IS 'The current rows named by (p_tables[i], p_row_ids[i]); ord is i. Body generated from the installed schema: one branch per table. Takes no locks.';
+
+CREATE FUNCTION syncpg.sync_prune_log(p_partition text, p_log_epoch text, p_active_since bigint, p_older_than bigint, p_keep bigint, p_limit integer, p_alone boolean) RETURNS TABLE(busy boolean, log_epoch text, previous_seq bigint, horizon_seq bigint, commits bigint, changes bigint, tombstones bigint, waited_for boolean)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+declare
+  v_max  bigint;
+  v_free bigint;
+  v_end  bigint;
+  v_dead tid[];
+begin
+  busy := p_alone and not pg_try_advisory_xact_lock(1937337955, 1);
+  commits := 0;
+  changes := 0;
+  tombstones := 0;
+  waited_for := false;
+  if busy then
+    return next;
+    return;
+  end if;
+  perform pg_advisory_xact_lock(hashtextextended('syncpg log ' || p_partition, 0));
+
+  select p.max_commit_seq, p.horizon_seq into v_max, previous_seq
+    from syncpg.sync_partitions as p where p.partition = p_partition for update;
+  select r.log_epoch into sync_prune_log.log_epoch
+    from syncpg.sync_partition_registry as r where r.partition = p_partition;
+  horizon_seq := previous_seq;
+  if v_max is null or log_epoch is distinct from p_log_epoch then
+    return next;
+    return;
+  end if;
+
+  -- Under the lock: a client that came back while this waited for it counts.
+  select min(c.cursor) into v_free
+    from syncpg.sync_clients as c
+   where c.partition = p_partition and c.cursor is not null and c.updated_at_ms >= p_active_since;
+
+  select max(s.commit_seq) into v_end
+    from (
+      select c.commit_seq,
+             sum(c.change_count + 1) over w - c.change_count - 1 as before,
+             bool_and(c.commit_seq <= coalesce(v_free, v_max) or coalesce(c.created_at_ms < p_older_than, false)) over w as free
+        from (
+          select y.commit_seq, y.change_count, y.created_at_ms
+            from syncpg.sync_commits as y
+           where y.partition = p_partition and y.commit_seq > previous_seq and y.commit_seq <= v_max - p_keep
+           order by y.commit_seq
+           limit p_limit
+        ) as c
+      window w as (order by c.commit_seq)
+    ) as s
+   where s.before < p_limit and s.free;
+  if v_end is null then
+    return next;
+    return;
+  end if;
+
+  with gone as (
+    delete from syncpg.sync_changes as x
+     where x.partition = p_partition and x.commit_seq > previous_seq and x.commit_seq <= v_end
+    returning x.commit_seq, x.table_name, x.scopes
+  ), entries as (
+    select distinct g.commit_seq, g.table_name, k.scope_key
+      from (select distinct g.commit_seq, g.table_name, g.scopes from gone as g) as g
+      cross join lateral unnest(g.scopes) as k(scope_key)
+  ), gone_entries as (
+    delete from syncpg.sync_change_scopes as s
+     using entries as e
+     cross join lateral (
+       select x.ctid from syncpg.sync_change_scopes as x
+        where x.partition = p_partition and x.table_name = e.table_name and x.scope_key = e.scope_key
+          and x.commit_seq = e.commit_seq
+        limit 1
+     ) as x
+     where s.ctid = x.ctid
+  )
+  select count(*) into changes from gone;
+
+  v_dead := array(
+    select x.ctid from syncpg.sync_tombstones as x
+     where x.partition = p_partition and x.commit_seq > previous_seq and x.commit_seq <= v_end
+     order by x.commit_seq);
+  delete from syncpg.sync_tombstones as t using unnest(v_dead) as d(ctid) where t.ctid = d.ctid;
+  tombstones := cardinality(v_dead);
+
+  delete from syncpg.sync_commits as y
+   where y.partition = p_partition and y.commit_seq > previous_seq and y.commit_seq <= v_end;
+  get diagnostics commits = row_count;
+
+  update syncpg.sync_partitions as p set horizon_seq = v_end where p.partition = p_partition;
+  horizon_seq := v_end;
+
+  waited_for := exists (
+    select 1 from pg_locks as l
+     where l.locktype = 'transactionid' and not l.granted and l.transactionid = pg_current_xact_id()::xid);
+  return next;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_prune_log(p_partition text, p_log_epoch text, p_active_since bigint, p_older_than bigint, p_keep bigint, p_limit integer, p_alone boolean) IS 'One batch of pruning (§4.6): advances the horizon of a partition and deletes the commits up to it with their changes, scope entries and tombstones. How far it may go is decided under the partition lock, as sync_plan_prune says; one batch ends with the commit that makes it reach p_limit rows of commits and changes. Nothing is done when log_epoch, the epoch found, is not p_log_epoch (NULL: no such partition), or when another process prunes (busy, only with p_alone). waited_for: somebody waits for the partition by now. READ COMMITTED only. Locks: see the head of this file; then the rows it deletes.';
 
 CREATE FUNCTION syncpg.sync_prune_reactions(p_partition text, p_completed_before bigint, p_dead_letter_before bigint, p_limit integer) RETURNS TABLE(completed integer, dead_letters integer)
     LANGUAGE plpgsql
@@ -1054,6 +1328,61 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_retry_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_now bigint) IS 'Makes a dead letter due at once, its attempts and failure forgotten. False: there is no such dead letter. Locks: the reaction; waits for a retention pass that has it.';
 
+CREATE FUNCTION syncpg.sync_rotate_epoch(p_partition text) RETURNS TABLE(previous_epoch text, log_epoch text, clients bigint)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+  clients := 0;
+  perform 1 from syncpg.sync_partitions as p where p.partition = p_partition for update;
+  select r.log_epoch into previous_epoch
+    from syncpg.sync_partition_registry as r where r.partition = p_partition for update;
+  if not found then
+    return next;
+    return;
+  end if;
+  update syncpg.sync_partition_registry as r
+     set log_epoch = replace(gen_random_uuid()::text, '-', ''), epoch_required = true
+   where r.partition = p_partition
+  returning r.log_epoch into sync_rotate_epoch.log_epoch;
+  update syncpg.sync_clients as c set cursor = null, subscriptions = null, wire_version = null
+   where c.partition = p_partition and (c.cursor is not null or c.subscriptions is not null or c.wire_version is not null);
+  get diagnostics clients = row_count;
+  return next;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_rotate_epoch(p_partition text) IS 'Gives a partition a new log epoch that nobody can guess, requires it from now on, so that wire version 1 is refused, and deletes what its clients'' pulls left: cursor, subscriptions, wire version (§2.1). The actor that a client belongs to stays, since nobody else may ask for its outcomes. Returns the epochs, NULL when there is no such partition, and the number of clients. Locks: the partition''s row of sync_partitions FOR UPDATE, the registry row, the clients.';
+
+CREATE FUNCTION syncpg.sync_rotate_epochs(p_now bigint) RETURNS TABLE(partitions bigint, clients bigint)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+declare
+  v_partition text;
+  v_clients bigint;
+begin
+  partitions := 0;
+  clients := 0;
+  insert into syncpg.sync_epoch_rule (required_since_ms) values (p_now)
+  on conflict (partition) do nothing;
+  lock table syncpg.sync_partition_registry in share row exclusive mode;
+  for v_partition in select r.partition from syncpg.sync_partition_registry as r order by r.partition loop
+    select e.clients into v_clients from syncpg.sync_rotate_epoch(v_partition) as e;
+    partitions := partitions + 1;
+    clients := clients + v_clients;
+  end loop;
+  return next;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_rotate_epochs(p_now bigint) IS 'Rotates the epoch of every partition (sync_rotate_epoch), all or none, and requires it of the partitions that are made from now on: one that a restored backup does not know has clients too. Returns how many partitions, and clients with a cursor, there were. Locks: the registry, SHARE ROW EXCLUSIVE, so that none is made meanwhile; then every partition.';
+
 CREATE FUNCTION syncpg.sync_scan_rows(p_partition text, p_tables text[], p_scopes text[], p_pins bigint[], p_firsts integer[], p_afters text[], p_limit integer, p_page_bytes bigint, p_max_bytes bigint) RETURNS TABLE(ord integer, value_ord integer, row_id text, server_version bigint, payload bytea)
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1279,6 +1608,14 @@ CREATE TABLE syncpg.sync_commits (
 
 COMMENT ON TABLE syncpg.sync_commits IS 'The log: one row per applied commit, numbered without gaps per partition (§2.1).';
 
+CREATE TABLE syncpg.sync_epoch_rule (
+    partition text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
+    required_since_ms bigint NOT NULL,
+    CONSTRAINT sync_epoch_rule_partition_check CHECK ((partition = ''::text))
+);
+
+COMMENT ON TABLE syncpg.sync_epoch_rule IS 'Since when new partitions are made with epoch_required: since the epochs of all were rotated (§2.1). A restored backup does not know the partitions that were made after it, and their clients still come. No row: never. One row, under the empty partition, for the whole database.';
+
 CREATE TABLE syncpg.sync_leases (
     partition text NOT NULL COLLATE pg_catalog."C",
     client_id text NOT NULL COLLATE pg_catalog."C",
@@ -1465,6 +1802,9 @@ ALTER TABLE ONLY syncpg.sync_clients
 ALTER TABLE ONLY syncpg.sync_commits
     ADD CONSTRAINT sync_commits_pkey PRIMARY KEY (partition, commit_seq);
 
+ALTER TABLE ONLY syncpg.sync_epoch_rule
+    ADD CONSTRAINT sync_epoch_rule_pkey PRIMARY KEY (partition);
+
 ALTER TABLE ONLY syncpg.sync_leases
     ADD CONSTRAINT sync_leases_partition_lease_id_key UNIQUE (partition, lease_id);
 
@@ -1523,6 +1863,8 @@ REVOKE ALL ON FUNCTION syncpg.sync_check_writer_fence() FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_claim_reactions(p_partition text, p_types text[], p_owner text, p_now bigint, p_lease_until bigint, p_limit integer) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION syncpg.sync_compact_log(p_partition text, p_log_epoch text, p_after bigint, p_older_than bigint, p_limit integer, p_alone boolean) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION syncpg.sync_delete_expired_segments(p_after text, p_now bigint, p_limit integer, p_max_bytes bigint, p_max_partitions integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_enqueue_reactions(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_commit_seqs bigint[], p_keys text[], p_idempotency_keys text[], p_types text[], p_versions integer[], p_payloads text[], p_max_attempts integer[]) FROM PUBLIC;
@@ -1537,6 +1879,8 @@ REVOKE ALL ON FUNCTION syncpg.sync_find_segments(p_partition text, p_scope_diges
 
 REVOKE ALL ON FUNCTION syncpg.sync_list_due_partitions(p_types text[], p_now bigint, p_after text, p_limit integer) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION syncpg.sync_list_prunable_partitions(p_after text, p_more_than bigint, p_limit integer) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION syncpg.sync_list_reactions(p_partition text, p_state text, p_after_ms bigint, p_after_client text, p_after_commit text, p_after_key text, p_limit integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_live_rows(p_partition text, p_tables text[], p_row_ids text[]) FROM PUBLIC;
@@ -1547,7 +1891,11 @@ REVOKE ALL ON FUNCTION syncpg.sync_open_partition(p_partition text, p_log_epoch 
 
 REVOKE ALL ON FUNCTION syncpg.sync_open_segment(p_partition text, p_segment_id text, p_scope_digest text, p_log_epoch text, p_now bigint) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION syncpg.sync_plan_prune(p_partition text, p_active_since bigint, p_older_than bigint, p_keep bigint) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION syncpg.sync_prefetch_rows(p_partition text, p_tables text[], p_row_ids text[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_prune_log(p_partition text, p_log_epoch text, p_active_since bigint, p_older_than bigint, p_keep bigint, p_limit integer, p_alone boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_prune_reactions(p_partition text, p_completed_before bigint, p_dead_letter_before bigint, p_limit integer) FROM PUBLIC;
 
@@ -1566,6 +1914,10 @@ REVOKE ALL ON FUNCTION syncpg.sync_record_client(p_partition text, p_client_id t
 REVOKE ALL ON FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_retry_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_now bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_rotate_epoch(p_partition text) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_rotate_epochs(p_now bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_scan_rows(p_partition text, p_tables text[], p_scopes text[], p_pins bigint[], p_firsts integer[], p_afters text[], p_limit integer, p_page_bytes bigint, p_max_bytes bigint) FROM PUBLIC;
 

@@ -46,6 +46,9 @@ type cli struct {
 	Serve   serveCmd   `cmd:"" help:"Run a server on a database that is there."`
 	Migrate migrateCmd `cmd:"" help:"Bring the schema \"syncpg\" of a database to a version."`
 	Schema  schemaCmd  `cmd:"" help:"Check or install the app's schema."`
+	Seed    seedCmd    `cmd:"" help:"Write the commits of a file to a database, each at most once."`
+	Prune   pruneCmd   `cmd:"" help:"Delete what no client needs of the log."`
+	Epoch   epochCmd   `cmd:"" help:"Say that the log is another one."`
 	Smoke   smokeCmd   `cmd:"" help:"Check a running server from outside."`
 	Render  renderCmd  `cmd:"" help:"Show an SSP2 message or a rows segment as JSON."`
 	Version versionCmd `cmd:"" help:"Show the version of this program."`
@@ -141,7 +144,7 @@ func newParser(c *cli, p *program) (*kong.Kong, error) {
 		kong.Exit(func(code int) { panic(exited{code}) }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 110, FlagsLast: true}),
 		kong.ValueFormatter(flagHelp),
-		kong.ExplicitGroups([]kong.Group{{Key: "auth", Title: "Authentication:"}}),
+		kong.ExplicitGroups([]kong.Group{{Key: "auth", Title: "Authentication:"}, {Key: "retention", Title: "Retention:"}}),
 		p.settings.Options(),
 	)
 	if err != nil {

@@ -88,7 +88,7 @@ func TestHelpOfEveryCommand(t *testing.T) {
 	t.Parallel()
 	for _, command := range []string{
 		"", "dev", "serve", "migrate", "migrate up", "migrate down", "migrate status", "schema", "schema check", "schema apply",
-		"smoke", "render", "version",
+		"prune", "epoch", "epoch rotate", "seed", "smoke", "render", "version",
 	} {
 		t.Run(command, func(t *testing.T) {
 			t.Parallel()
@@ -132,6 +132,16 @@ func TestWrongUsageExitsWith2AndSaysWhereToLook(t *testing.T) {
 		{"unreadable connection string", invocation{args: []string{"migrate", "up", "--database-url=postgres://u:hunter2@h:port/d"}}, []string{"the connection string of the database cannot be used"}},
 		{"missing schema", invocation{args: []string{"schema", "check", "--schema", "none.json"}}, []string{"read the schema: open none.json"}},
 		{"wrong schema", invocation{args: []string{"schema", "check", "--schema", broken}}, []string{"broken.json: schema: table \"sync_x\"", "reserved_name"}},
+		{"prune of nothing", invocation{args: []string{"prune"}}, []string{"say which partitions: --partition NAME", `Run "syncpg prune --help"`}},
+		{"prune of some and all", invocation{args: []string{"prune", "--all", "--partition=p"}}, []string{"say which partitions"}},
+		{"prune that keeps too little", invocation{args: []string{"prune", "--all", "--keep-commits=999"}}, []string{"999 commits are kept; the protocol wants 1000 at least"}},
+		{"prune that waits for no client", invocation{args: []string{"prune", "--all", "--active-window=0s"}}, []string{"--active-window is 0, which the protocol does not allow"}},
+		{"prune that waits too short", invocation{args: []string{"prune", "--all"}, env: []string{"SYNCPG_ACTIVE_WINDOW=1h"}}, []string{"the active window is 1h0m0s; the protocol wants 14 days at least"}},
+		{"prune of young commits", invocation{args: []string{"prune", "--all", "--force-age=24h"}}, []string{"the protocol wants 30 days at least"}},
+		{"prune in no batches", invocation{args: []string{"prune", "--all", "--batch-rows=0"}}, []string{"--batch-rows is 0"}},
+		{"serve that keeps too little", invocation{args: []string{"serve", "--schema", sample, "--dev-auth", "--keep-commits=1"}}, []string{"1 commits are kept"}},
+		{"serve that prunes all the time", invocation{args: []string{"serve", "--schema", sample, "--dev-auth", "--prune-interval=1ms"}}, []string{"--prune-interval is 1ms"}},
+		{"epoch of nothing", invocation{args: []string{"epoch", "rotate"}}, []string{"say which partitions", `Run "syncpg epoch rotate --help"`}},
 		{"smoke without a scheme", invocation{args: []string{"smoke", "--url", "localhost:8787"}}, []string{"--url must be an address such as http://127.0.0.1:8787"}},
 		{"smoke with half a header", invocation{args: []string{"smoke", "--url", "http://h", "--header", "x"}}, []string{`--header must have the form "NAME: VALUE"`}},
 		{"smoke with an unknown table", invocation{args: []string{"smoke", "--url", "http://h", "--table", "x"}}, []string{`the schema has no table "x"`}},

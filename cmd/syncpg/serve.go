@@ -30,13 +30,15 @@ type serveCmd struct {
 	schemaFlags
 	listenFlags
 	observeFlags
-	DevAuth             bool     `name:"dev-auth" setting:"" group:"auth" help:"Believe every token of the form dev:<actor>:<partition> and allow every scope. Never for data that matters."`
-	DevAuthRemote       bool     `name:"dev-auth-remote" setting:"" group:"auth" help:"Let --dev-auth listen on other addresses than loopback ones, where anybody who reaches them may read and write everything."`
-	AuthHeaderActor     string   `name:"auth-header-actor" placeholder:"NAME" setting:"" group:"auth" help:"Header that holds the actor, such as X-Syncpg-Actor."`
-	AuthHeaderPartition string   `name:"auth-header-partition" placeholder:"NAME" setting:"" group:"auth" help:"Header that holds the partition, such as X-Syncpg-Partition."`
-	AuthHeaderScopes    string   `name:"auth-header-scopes" placeholder:"NAME" setting:"" group:"auth" help:"Header that holds the allowed scopes as JSON, variable to values: {\"team_id\": [\"red\", \"blue\"]}. The value * allows all. Requests without it are refused."`
-	AllowAllScopes      bool     `name:"allow-all-scopes" setting:"" group:"auth" help:"Instead of --auth-header-scopes: every actor may read and write all rows of its partition."`
-	TrustedProxy        []string `name:"trusted-proxy" placeholder:"ADDRESS" setting:"" group:"auth" help:"Address or network (10.0.0.0/8) whose headers are believed; may be repeated. Default: loopback addresses only."`
+	retentionFlags
+	PruneInterval       time.Duration `name:"prune-interval" default:"1h" setting:"" group:"retention" help:"How often the logs are pruned, by one of the servers of a database. 0: never."`
+	DevAuth             bool          `name:"dev-auth" setting:"" group:"auth" help:"Believe every token of the form dev:<actor>:<partition> and allow every scope. Never for data that matters."`
+	DevAuthRemote       bool          `name:"dev-auth-remote" setting:"" group:"auth" help:"Let --dev-auth listen on other addresses than loopback ones, where anybody who reaches them may read and write everything."`
+	AuthHeaderActor     string        `name:"auth-header-actor" placeholder:"NAME" setting:"" group:"auth" help:"Header that holds the actor, such as X-Syncpg-Actor."`
+	AuthHeaderPartition string        `name:"auth-header-partition" placeholder:"NAME" setting:"" group:"auth" help:"Header that holds the partition, such as X-Syncpg-Partition."`
+	AuthHeaderScopes    string        `name:"auth-header-scopes" placeholder:"NAME" setting:"" group:"auth" help:"Header that holds the allowed scopes as JSON, variable to values: {\"team_id\": [\"red\", \"blue\"]}. The value * allows all. Requests without it are refused."`
+	AllowAllScopes      bool          `name:"allow-all-scopes" setting:"" group:"auth" help:"Instead of --auth-header-scopes: every actor may read and write all rows of its partition."`
+	TrustedProxy        []string      `name:"trusted-proxy" placeholder:"ADDRESS" setting:"" group:"auth" help:"Address or network (10.0.0.0/8) whose headers are believed; may be repeated. Default: loopback addresses only."`
 }
 
 // Help explains the command.
@@ -68,6 +70,17 @@ func (c *serveCmd) Run(ctx context.Context, p *program) error {
 	if err != nil {
 		return err
 	}
+	policy, err := c.policy()
+	if err != nil {
+		return err
+	}
+	interval := c.PruneInterval
+	switch {
+	case interval <= 0:
+		interval = -1
+	case interval < time.Second:
+		return usagef("--prune-interval is %v; it must be at least a second, or 0 for never", interval)
+	}
 	pool, err := c.pool(ctx, p)
 	if err != nil {
 		return err
@@ -80,7 +93,7 @@ func (c *serveCmd) Run(ctx context.Context, p *program) error {
 	defer o.stop()
 	server, err := syncpg.New(pool, syncpg.Config{
 		Schema: s, AppSchema: string(c.AppSchema), Authenticate: a.authenticate, ResolveScopes: a.resolveScopes,
-		Events: o.sink, Logger: p.log,
+		Events: o.sink, Logger: p.log, Retention: policy, PruneInterval: interval,
 	})
 	if err != nil {
 		return fmt.Errorf("make the server: %w", err)

@@ -104,6 +104,14 @@ func (g *Gate) Forget(partition string) {
 	}
 }
 
+// ForgetAll drops what is remembered.
+func (g *Gate) ForgetAll() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.recent.Init()
+	clear(g.byName)
+}
+
 func (g *Gate) recall(partition string, now time.Time) (Epoch, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

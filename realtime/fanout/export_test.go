@@ -9,17 +9,40 @@ type Ticker struct{ C chan time.Time }
 // Start.
 func (f *Fanout) WithTickers() (poll, beat *Ticker) {
 	poll, beat = &Ticker{make(chan time.Time)}, &Ticker{make(chan time.Time)}
-	real := f.timing.ticks
+	ticks := f.timing.ticks
 	f.timing.ticks = func(every time.Duration) (<-chan time.Time, func()) {
-		switch every {
-		case f.cfg.PollInterval:
+		if every == f.cfg.PollInterval {
 			return poll.C, func() {}
-		case f.cfg.PresenceInterval:
+		}
+		if every == f.cfg.PresenceInterval {
 			return beat.C, func() {}
 		}
-		return real(every)
+		return ticks(every)
 	}
 	return poll, beat
+}
+
+// WithCoalescing makes the sender go on after a notification when the test says. It must
+// be called before Start.
+func (f *Fanout) WithCoalescing() *Ticker {
+	coalesced := &Ticker{make(chan time.Time)}
+	after := f.timing.after
+	f.timing.after = func(d time.Duration) (<-chan time.Time, func()) {
+		if d == f.cfg.Coalesce {
+			return coalesced.C, func() {}
+		}
+		return after(d)
+	}
+	return coalesced
+}
+
+// WithPings makes the listener ask its connection when the test says, and wait for an
+// answer no longer than that. It must be called before Start.
+func (f *Fanout) WithPings(within time.Duration) *Ticker {
+	pings := &Ticker{make(chan time.Time)}
+	f.timing.pings = func(time.Duration) (<-chan time.Time, func()) { return pings.C, func() {} }
+	f.pingWithin = within
+	return pings
 }
 
 // Instance is the id by which other processes know this one.

@@ -33,6 +33,8 @@ const (
 	maxReadBytes   = 8 << 20
 	// queryWithin is how long one statement may take.
 	queryWithin = 30 * time.Second
+	// pingWithin is how long the listener's connection may take to answer.
+	pingWithin = 10 * time.Second
 	// closeWithin is how long saying good-bye may take.
 	closeWithin = 2 * time.Second
 
@@ -86,6 +88,8 @@ type Fanout struct {
 	log     *slog.Logger
 	timing  timing
 
+	pingWithin time.Duration
+
 	watched  watched
 	outbox   outbox
 	presence peers
@@ -100,15 +104,17 @@ type Fanout struct {
 // timing is where time comes from.
 type timing struct {
 	ticks func(every time.Duration) (ticks <-chan time.Time, stop func())
+	pings func(every time.Duration) (ticks <-chan time.Time, stop func()) // of the listener
 	after func(d time.Duration) (elapsed <-chan time.Time, stop func())
 }
 
 func realTiming() timing {
+	ticks := func(every time.Duration) (<-chan time.Time, func()) {
+		t := time.NewTicker(every)
+		return t.C, t.Stop
+	}
 	return timing{
-		ticks: func(every time.Duration) (<-chan time.Time, func()) {
-			t := time.NewTicker(every)
-			return t.C, t.Stop
-		},
+		ticks: ticks, pings: ticks,
 		after: func(d time.Duration) (<-chan time.Time, func()) {
 			t := time.NewTimer(d)
 			return t.C, func() { t.Stop() }
@@ -159,7 +165,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Fanout, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	f := &Fanout{
-		queries: db.New(pool), cfg: cfg, log: cfg.Logger, timing: realTiming(),
+		queries: db.New(pool), cfg: cfg, log: cfg.Logger, timing: realTiming(), pingWithin: pingWithin,
 		watched: newWatched(),
 		outbox:  newOutbox(rand.Text(), cfg.Listen != nil),
 		looks:   make(chan struct{}, 1),
@@ -190,13 +196,13 @@ func FromPool(pool *pgxpool.Pool) func(ctx context.Context) (*pgx.Conn, error) {
 // Start starts reading, notifying and listening, and returns. It waits for nothing: what
 // the database does not answer is tried again until it does. The end of ctx ends nothing
 // of it. The error is [ErrStarted].
-func (f *Fanout) Start(context.Context) error {
+func (f *Fanout) Start(ctx context.Context) error {
 	f.life.Lock()
 	defer f.life.Unlock()
 	if f.cancel != nil {
 		return ErrStarted
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	f.cancel, f.ended = cancel, make(chan struct{})
 	f.watched.open()
 	for range f.cfg.Readers {

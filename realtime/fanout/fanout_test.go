@@ -1,7 +1,10 @@
 package fanout_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -41,7 +44,7 @@ func TestCommittedReachesOtherProcesses(t *testing.T) {
 	c.sink.reaches(t, "p1", 1)
 	a.Committed("p1", b.commit(t, "p1", one("y"), one("z")))
 	c.sink.reaches(t, "p1", 3)
-	requireWhole(t, c.sink.of("p1"), 0, 3)
+	require.EqualValues(t, 3, requireWhole(t, c.sink.of("p1"), 0, 3))
 	require.Empty(t, a.sink.of("p1"), "nobody watches it there")
 }
 
@@ -144,7 +147,7 @@ func TestACommitWhileWatchLooksIsNotMissed(t *testing.T) {
 	require.NoError(t, lock.Commit(t.Context()))
 	require.EqualValues(t, 1, <-watched)
 	a.sink.reaches(t, "p1", 2)
-	requireWhole(t, a.sink.of("p1"), 1, 2)
+	require.EqualValues(t, 1, requireWhole(t, a.sink.of("p1"), 1, 2))
 }
 
 func TestAPartitionThatIsWatchedAgainWhileItIsReadGoesOn(t *testing.T) {
@@ -153,7 +156,7 @@ func TestAPartitionThatIsWatchedAgainWhileItIsReadGoesOn(t *testing.T) {
 	a := b.make(t, pollOnly)
 	entered, leave := make(chan struct{}), make(chan struct{})
 	a.sink.hold = func(c call) {
-		if c.Seq == 1 {
+		if c.Partition == "p1" && c.Seq == 1 {
 			close(entered)
 			<-leave
 		}
@@ -165,11 +168,16 @@ func TestAPartitionThatIsWatchedAgainWhileItIsReadGoesOn(t *testing.T) {
 	<-entered
 	a.Unwatch("p1")
 	start := a.watch(t, "p1")
+	a.watch(t, "p2")
 	a.Committed("p1", b.commit(t, "p1", one("2")))
+	a.Committed("p2", b.commit(t, "p2", one("1")))
+	// The other reader takes what comes, but not a partition that is being read.
+	a.sink.reaches(t, "p2", 1)
+	require.Empty(t, a.sink.of("p1"))
 	close(leave)
 	a.sink.reaches(t, "p1", 2)
 	require.EqualValues(t, 1, start)
-	requireWhole(t, a.sink.of("p1"), 0, 2)
+	require.EqualValues(t, 2, requireWhole(t, a.sink.of("p1"), 0, 2))
 }
 
 func TestWhatIsTooFarBehindIsLost(t *testing.T) {
@@ -191,7 +199,8 @@ func TestWhatIsTooFarBehindIsLost(t *testing.T) {
 func TestWhatIsPrunedIsLost(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	a := b.start(t, pollOnly)
+	var logged bytes.Buffer
+	a := b.start(t, pollOnly, func(c *fanout.Config) { c.Logger = slog.New(slog.NewTextHandler(&logged, nil)) })
 	a.watch(t, "p1")
 	b.commit(t, "p1", one("1"), one("2"), one("3"))
 	b.exec(t, `delete from syncpg.sync_commits where commit_seq <= 1`)
@@ -199,6 +208,8 @@ func TestWhatIsPrunedIsLost(t *testing.T) {
 	tick(t, a.poll)
 	a.sink.reaches(t, "p1", 3)
 	require.Equal(t, []call{{Kind: "lost", Partition: "p1", Seq: 3}}, a.sink.of("p1"))
+	a.stop(t)
+	require.Empty(t, logged.String(), "nothing is wrong with it")
 }
 
 func TestAGapIsNeverSkipped(t *testing.T) {
@@ -223,8 +234,8 @@ func TestAGapIsNeverSkipped(t *testing.T) {
 func TestAnotherLogIsAReset(t *testing.T) {
 	t.Parallel()
 	for name, sql := range map[string]string{
-		"epoch":            `update syncpg.sync_partition_registry set log_epoch = 'another'`,
-		"schema version":   `insert into syncpg.sync_schema_meta (schema_version, layout, index_signatures, functions_digest, installed_at_ms) values (2, '', '{}', '', 0) on conflict (partition) do update set schema_version = 2`,
+		"epoch":             `update syncpg.sync_partition_registry set log_epoch = 'another'`,
+		"schema version":    `insert into syncpg.sync_schema_meta (schema_version, layout, index_signatures, functions_digest, installed_at_ms) values (2, '', '{}', '', 0) on conflict (partition) do update set schema_version = 2`,
 		"the log went back": `update syncpg.sync_partitions set max_commit_seq = 1`,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -255,7 +266,7 @@ func TestTheFirstEpochIsNoReset(t *testing.T) {
 	b.commit(t, "new", one("1"))
 	tick(t, a.poll)
 	a.sink.reaches(t, "new", 1)
-	requireWhole(t, a.sink.of("new"), 0, 1)
+	require.EqualValues(t, 1, requireWhole(t, a.sink.of("new"), 0, 1))
 }
 
 func TestAnOversizeCommitComesWithoutPayloads(t *testing.T) {
@@ -302,7 +313,7 @@ func TestReadsAreBounded(t *testing.T) {
 	for name, seq := range map[string]int64{"p1": 4, "p2": 4, "p3": 600} {
 		a.sink.reaches(t, name, seq)
 		calls := a.sink.of(name)
-		require.EqualValues(t, seq, requireWhole(t, calls, 0, seq))
+		require.Equal(t, seq, requireWhole(t, calls, 0, seq))
 		require.Greater(t, len(calls), 1, name)
 		for _, c := range calls {
 			require.LessOrEqual(t, len(c.Commits), 256)
@@ -335,6 +346,46 @@ func TestAThousandPartitionsAreOneQuery(t *testing.T) {
 	}
 	require.Equal(t, 1, count("RealtimeFindNews"), sent)
 	require.LessOrEqual(t, count("RealtimeReadNews"), 2, "one for all, unless a reader came in between")
+}
+
+// TestCommitsShareANotification: what is committed while the sender waits is one statement.
+func TestCommitsShareANotification(t *testing.T) {
+	t.Parallel()
+	var counter pgtest.Counter
+	b := &bundle{db: pgtest.New(t, pgtest.Options{Counter: &counter})}
+	a := b.make(t, pollOnly)
+	coalesced := a.WithCoalescing()
+	require.NoError(t, a.Start(t.Context()))
+	t.Cleanup(func() { a.stop(t) })
+	conn, err := pgx.Connect(t.Context(), b.db.DSN)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	_, err = conn.Exec(t.Context(), `listen syncpg`)
+	require.NoError(t, err)
+	next := func() string {
+		n, err := conn.WaitForNotification(t.Context())
+		require.NoError(t, err)
+		return n.Payload
+	}
+	a.Committed("p", 1)
+	require.Equal(t, `c[["p",1]]`, next(), "at once")
+	for seq := range int64(1000) {
+		a.Committed("p", seq+2)
+		a.Committed("q", seq+2)
+	}
+	a.Committed("q", 7)
+	tick(t, coalesced)
+	var pairs [][]any
+	require.NoError(t, json.Unmarshal([]byte(strings.TrimPrefix(next(), "c")), &pairs))
+	require.ElementsMatch(t, [][]any{{"p", 1001.0}, {"q", 1001.0}}, pairs, "the newest of each")
+	tick(t, coalesced)
+	var sent int
+	for _, s := range counter.Statements() {
+		if strings.Contains(s, "pg_notify") {
+			sent++
+		}
+	}
+	require.Equal(t, 2, sent)
 }
 
 func TestStopAndStartAgain(t *testing.T) {

@@ -5,15 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/syncpg/syncpg/db"
 )
-
-// pingWithin is how long the answer to a ping may take.
-const pingWithin = 10 * time.Second
 
 // listen keeps a connection that notifications arrive on, until ctx ends.
 func (f *Fanout) listen(ctx context.Context) {
@@ -44,6 +40,7 @@ func (f *Fanout) listenOnce(ctx context.Context) (connected bool, err error) {
 		defer cancel()
 		_ = conn.Close(ctx)
 	}()
+	f.log.InfoContext(ctx, "listening for notifications")
 	// What was committed while nobody listened is found by looking once.
 	f.Look()
 	f.presence.connected()
@@ -53,7 +50,7 @@ func (f *Fanout) listenOnce(ctx context.Context) (connected bool, err error) {
 	ticking, cancel := context.WithCancel(ctx)
 	var ticker sync.WaitGroup
 	ticker.Go(func() {
-		ticks, stop := f.timing.ticks(f.cfg.PollInterval)
+		ticks, stop := f.timing.pings(f.cfg.PollInterval)
 		defer stop()
 		for {
 			select {
@@ -83,7 +80,7 @@ func (f *Fanout) listenOnce(ctx context.Context) (connected bool, err error) {
 		default:
 			// A connection whose other end is gone without a word looks like one on which
 			// nothing happens.
-			if err := ping(ctx, conn); err != nil {
+			if err := f.ping(ctx, conn); err != nil {
 				return true, err
 			}
 		}
@@ -107,8 +104,8 @@ func (f *Fanout) connect(ctx context.Context) (*pgx.Conn, error) {
 	return conn, nil
 }
 
-func ping(ctx context.Context, conn *pgx.Conn) error {
-	ctx, cancel := context.WithTimeout(ctx, pingWithin)
+func (f *Fanout) ping(ctx context.Context, conn *pgx.Conn) error {
+	ctx, cancel := context.WithTimeout(ctx, f.pingWithin)
 	defer cancel()
 	if err := conn.Ping(ctx); err != nil {
 		return fmt.Errorf("the connection does not answer: %w", err)

@@ -3,6 +3,7 @@ package fanout_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -97,9 +98,9 @@ func (r *recorder) until(t testing.TB, what string, done func() bool) {
 func (r *recorder) reaches(t testing.TB, partition string, seq int64) {
 	t.Helper()
 	r.until(t, fmt.Sprintf("%s up to %d", partition, seq), func() bool {
-		for i := len(r.calls) - 1; i >= 0; i-- {
-			if r.calls[i].Partition == partition {
-				return r.calls[i].Seq >= seq
+		for _, c := range slices.Backward(r.calls) {
+			if c.Partition == partition {
+				return c.Seq >= seq
 			}
 		}
 		return false

@@ -293,7 +293,7 @@ func (f *Fanout) send(ctx context.Context) {
 func (f *Fanout) notify(ctx context.Context, payloads []string) error {
 	ctx, cancel := context.WithTimeout(ctx, queryWithin)
 	defer cancel()
-	return f.queries.RealtimeNotify(ctx, db.RealtimeNotifyParams{Payloads: payloads}) //nolint:wrapcheck // logged where it is called
+	return f.queries.RealtimeNotify(ctx, db.RealtimeNotifyParams{Payloads: payloads})
 }
 
 // sayGoodbye tells the others that no client is left. Who does not hear it finds out by

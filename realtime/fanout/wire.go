@@ -24,8 +24,6 @@ const (
 	kindAsk     = 'a'
 	kindBeat    = 'b'
 	kindPiece   = 'p'
-
-	channel = "syncpg"
 	// maxPayload is what Postgres takes, with room to spare.
 	maxPayload = 7900
 	// maxPieces bounds what a message is put together from.

@@ -142,6 +142,15 @@ var methods = map[string]method{
 	) (any, error) {
 		return i.fetchSegment(ctx, body.URL)
 	}),
+	"prune": call(func(ctx context.Context, i *instance, body pruneSpec) (any, error) {
+		return i.prune(ctx, body)
+	}),
+	"captureBackup": call(func(ctx context.Context, i *instance, _ noFields) (any, error) {
+		return nil, i.captureBackup(ctx)
+	}),
+	"restoreBackup": call(func(ctx context.Context, i *instance, _ noFields) (any, error) {
+		return nil, i.restoreBackup(ctx)
+	}),
 	// There are no WebSockets yet, so nothing is ever pending.
 	"quiesce": call(func(_ context.Context, _ *instance, body struct {
 		Connections int `json:"connections"`
@@ -158,9 +167,6 @@ var methods = map[string]method{
 
 	"setResolverOutage": unsupported("leases"),
 	"revokeLease":       unsupported("leases"),
-	"prune":             unsupported("pruning"),
-	"captureBackup":     unsupported("restoring a backup"),
-	"restoreBackup":     unsupported("restoring a backup"),
 	"setBlobPresign":    unsupported("presigned blob URLs"),
 	"fetchBlobUrl":      unsupported("presigned blob URLs"),
 	"putBlobUrl":        unsupported("presigned blob URLs"),
@@ -168,7 +174,7 @@ var methods = map[string]method{
 
 // Capabilities returns the optional features that the host supports.
 func Capabilities() []string {
-	return []string{"idempotency-fault", "validators", "commit-validators", "signed-urls"}
+	return []string{"backup-restore", "idempotency-fault", "validators", "commit-validators", "signed-urls"}
 }
 
 // Handler serves the control API and, under each instance's base URL, the
@@ -239,7 +245,7 @@ func (h *Host) serveProtocol(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
-	http.StripPrefix(i.path(), i.handler).ServeHTTP(w, r)
+	http.StripPrefix(i.path(), *i.handler.Load()).ServeHTTP(w, r)
 }
 
 // maxControlBody bounds a control call; the largest carries a schema or a blob.

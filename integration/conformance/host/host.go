@@ -109,7 +109,7 @@ func (h *Host) create(ctx context.Context, spec instanceSpec) (*instance, error)
 
 	i := &instance{
 		id: id, partition: spec.Partition, schema: compiled, log: h.log.With("instance", id),
-		clock: newClock(spec.NowMs), authority: newAuthority(),
+		clock: newClock(spec.NowMs), authority: newAuthority(), limits: spec.Limits,
 	}
 	if spec.SignedURLs != nil {
 		if i.urls, err = newSegmentURLs(spec.SignedURLs.TTLSeconds, i.clock.now); err != nil {
@@ -119,7 +119,7 @@ func (h *Host) create(ctx context.Context, spec instanceSpec) (*instance, error)
 	if err := h.clone(ctx, id); err != nil {
 		return nil, err
 	}
-	if err := i.open(ctx, h.poolConfig(id), spec.Limits); err != nil {
+	if err := i.open(ctx, h.poolConfig(id)); err != nil {
 		return nil, errors.Join(err, h.drop(context.WithoutCancel(ctx), id))
 	}
 	h.mu.Lock()
@@ -172,8 +172,9 @@ func (h *Host) discard(ctx context.Context, i *instance) error {
 	h.mu.Lock()
 	delete(h.instances, i.id)
 	h.mu.Unlock()
+	err := i.server.Stop(ctx)
 	i.pool.Close()
-	return h.drop(ctx, i.id)
+	return errors.Join(err, h.drop(ctx, i.id))
 }
 
 // Close ends all instances and removes the databases of the host.

@@ -180,7 +180,7 @@ func TestControlCallsThatAreRefused(t *testing.T) {
 		"no actor":               {url: base + "/control/setAllowedScopes", body: `{"allowed": {}}`, status: 400, code: "sync.invalid_request"},
 		"clock backwards":        {url: base + "/control/advanceClock", body: `{"ms": -1}`, status: 400, code: "sync.invalid_request"},
 		"negative connections":   {url: base + "/control/quiesce", body: `{"connections": -1}`, status: 400, code: "sync.invalid_request"},
-		"later feature, method":  {url: base + "/control/captureBackup", status: 501, code: "host.not_supported"},
+		"later feature, method":  {url: base + "/control/revokeLease", status: 501, code: "host.not_supported"},
 		"later feature, path":    {url: base + "/blobs/sha256%3Aab", status: 501, code: "host.not_supported"},
 		"create without a partition": {
 			url: create, body: `{"schema": ` + tasks + `, "nowMs": 1}`, status: 400, code: "sync.invalid_request",
@@ -226,7 +226,7 @@ func TestCapabilitiesAreAList(t *testing.T) {
 	h := newHost(t)
 	status, answer := h.send(http.MethodGet, h.url+"/control/capabilities", "", "")
 	require.Equal(t, http.StatusOK, status)
-	require.JSONEq(t, `{"result": ["idempotency-fault", "validators", "commit-validators"]}`, answer)
+	require.JSONEq(t, `{"result": ["backup-restore", "idempotency-fault", "validators", "commit-validators", "signed-urls"]}`, answer)
 }
 
 func TestTheClockMovesOnlyWhenTold(t *testing.T) {
@@ -412,6 +412,53 @@ func TestOnlyTheNextLookupOfAnOutcomeFails(t *testing.T) {
 	require.Equal(t, ssp2.PushCached, push(known).Status)
 	require.Equal(t, stored.Results, push(known).Results)
 	require.Equal(t, ssp2.PushApplied, push(fresh).Status)
+}
+
+func TestPrunePassesThePolicyOn(t *testing.T) {
+	t.Parallel()
+
+	h := newHost(t)
+	base := h.create(`"schema": ` + tasks)
+	h.call(base, "setAllowedScopes", `{"actorId": "ada", "allowed": {"project_id": ["*"]}}`)
+	ada := h.client(base, "ada", "device-1", tasks)
+	for _, id := range []string{"c1", "c2", "c3"} {
+		_, err := ada.Push(t.Context(), task(t, id, id, "p1", "one"))
+		require.NoError(t, err)
+	}
+	require.NoError(t, ada.Subscribe("tasks", "tasks", ssp2.ScopeMap{"project_id": {"p1"}}))
+	_, err := ada.CatchUp(t.Context())
+	require.NoError(t, err)
+	_, err = ada.Push(t.Context(), task(t, "c4", "c4", "p1", "one"))
+	require.NoError(t, err)
+	require.Equal(t, "0", h.call(base, "prune", "{}"))
+	require.Equal(t, "3", h.call(base, "prune", `{"minRetainedCommits": 0}`), "the client's cursor holds the rest")
+	h.call(base, "advanceClock", `{"ms": 1000}`)
+	require.Equal(t, "3", h.call(base, "prune", `{"minRetainedCommits": 1, "activeWindowMs": 0, "ageForceMs": 0}`))
+	require.Equal(t, "4", h.call(base, "prune", `{"minRetainedCommits": 0, "ageForceMs": 0}`))
+	require.Equal(t, "4", h.call(base, "getHorizonSeq", "{}"))
+}
+
+func TestARestoredBackupIsAnotherLog(t *testing.T) {
+	t.Parallel()
+
+	h := newHost(t)
+	base := h.create(`"schema": ` + tasks)
+	h.call(base, "setAllowedScopes", `{"actorId": "ada", "allowed": {"project_id": ["*"]}}`)
+	ada := h.client(base, "ada", "device-1", tasks)
+	lost := task(t, "lost", "t2", "p1", "after the backup")
+	_, err := ada.Push(t.Context(), task(t, "kept", "t1", "p1", "before the backup"))
+	require.NoError(t, err)
+	h.call(base, "captureBackup", "{}")
+	_, err = ada.Push(t.Context(), lost)
+	require.NoError(t, err)
+	h.call(base, "restoreBackup", "{}")
+	require.Equal(t, "1", h.call(base, "getMaxCommitSeq", "{}"))
+	_, err = ada.Push(t.Context(), lost)
+	require.ErrorIs(t, err, client.ErrReset)
+	results, err := ada.Push(t.Context(), lost)
+	require.NoError(t, err)
+	require.Equal(t, ssp2.PushApplied, results[0].Status)
+	require.Equal(t, "2", h.call(base, "getMaxCommitSeq", "{}"))
 }
 
 func TestQuiesceAnswersAtOnceWithoutConnections(t *testing.T) {

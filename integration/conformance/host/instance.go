@@ -77,8 +77,12 @@ type instance struct {
 	rules     rules
 	urls      *segmentURLs // nil: none are issued
 	pool      *pgxpool.Pool
-	protocol  http.Handler // the server under test
-	handler   http.Handler // the protocol and what the host adds to it
+	limits    limitsSpec
+
+	// Another server takes over when a backup is restored.
+	server   *syncpg.Server
+	protocol http.Handler                 // that of the server
+	handler  atomic.Pointer[http.Handler] // the protocol and what the host adds to it
 
 	// unreadable makes the next stored outcome that is looked up unreadable.
 	unreadable atomic.Bool
@@ -88,20 +92,21 @@ type instance struct {
 func (i *instance) path() string { return "/instances/" + i.id }
 
 // open installs the schema in the instance's database and builds the server.
-func (i *instance) open(ctx context.Context, config *pgxpool.Config, limits limitsSpec) error {
+func (i *instance) open(ctx context.Context, config *pgxpool.Config) error {
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return fmt.Errorf("open the instance's database: %w", err)
 	}
 	i.pool = pool
-	if err := i.start(ctx, limits); err != nil {
+	if err := i.start(ctx); err != nil {
 		pool.Close()
 		return err
 	}
 	return nil
 }
 
-func (i *instance) start(ctx context.Context, limits limitsSpec) error {
+// start installs the schema, unless it is there, and starts a server.
+func (i *instance) start(ctx context.Context) error {
 	if err := schemaddl.Install(ctx, i.pool, i.schema, schemaddl.Options{Now: i.clock.now()}); err != nil {
 		return fmt.Errorf("install the schema: %w", err)
 	}
@@ -121,6 +126,8 @@ func (i *instance) start(ctx context.Context, limits limitsSpec) error {
 	for _, t := range i.schema.Tables {
 		config.Validators[t.Name] = i.rules.validateRow
 	}
+	config.PruneInterval = -1 // nothing happens on its own
+	limits := i.limits
 	if limits.MaxOperationsPerRequest != nil {
 		config.MaxOperations = *limits.MaxOperationsPerRequest
 	}
@@ -140,13 +147,17 @@ func (i *instance) start(ctx context.Context, limits limitsSpec) error {
 	if err != nil {
 		return fmt.Errorf("build the server: %w", err)
 	}
-	i.protocol = server.Handler()
+	if err := server.Start(ctx); err != nil {
+		return err
+	}
+	i.server, i.protocol = server, server.Handler()
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /sync", i.serveSync)
 	mux.Handle("/blobs/", notImplemented("blobs"))
 	mux.Handle("/realtime", notImplemented("WebSockets"))
 	mux.Handle("/", i.protocol)
-	i.handler = mux
+	var handler http.Handler = mux
+	i.handler.Store(&handler)
 	return nil
 }
 
