@@ -9,6 +9,36 @@ import (
 	"context"
 )
 
+const PullCountChanges = `-- name: PullCountChanges :one
+select syncpg.sync_count_changes(
+         p_partition => $1::text, p_table => $2::text, p_scopes => $3::text,
+         p_from => $4::bigint, p_limit => $5::integer)::bigint as changes
+`
+
+type PullCountChangesParams struct {
+	Partition  string
+	TableName  string
+	Scopes     string
+	FromSeq    int64
+	MaxChanges int32
+}
+
+// PullCountChanges returns at most how many changes a subscription has after a seq, from
+// the scope index and the sizes of commits. Guarantees: over max_changes when there are
+// more commits than that. Locks: none.
+func (q *Queries) PullCountChanges(ctx context.Context, arg PullCountChangesParams) (int64, error) {
+	row := q.db.QueryRow(ctx, PullCountChanges,
+		arg.Partition,
+		arg.TableName,
+		arg.Scopes,
+		arg.FromSeq,
+		arg.MaxChanges,
+	)
+	var changes int64
+	err := row.Scan(&changes)
+	return changes, err
+}
+
 const PullPinPlans = `-- name: PullPinPlans :exec
 select set_config(s.name, s.value, true)
   from (values ('plan_cache_mode', 'force_generic_plan'), ('jit', 'off'),

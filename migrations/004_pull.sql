@@ -331,6 +331,48 @@ $$;
 comment on function syncpg.sync_find_news(text[], bigint[], text[], integer) is
   'Which i have news: the newest commit of the partition p_partitions[i] is not p_seqs[i], or its epoch is not p_epochs[i] ('''': it has none), or another schema version than p_schema_version (0: none) is installed. Takes no locks.';
 
+create function syncpg.sync_count_changes(p_partition text, p_table text, p_scopes text, p_from bigint, p_limit integer)
+returns bigint
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+  v_scopes jsonb := p_scopes::jsonb;
+  v_driver text;
+begin
+  select min(s.variable collate "C") into v_driver from jsonb_object_keys(v_scopes) as s(variable);
+  return (
+    select coalesce(sum(k.change_count), 0)
+      from (
+        select x.commit_seq
+          from jsonb_array_elements_text(v_scopes -> v_driver) as s(value)
+          cross join lateral (
+            select y.commit_seq
+              from syncpg.sync_change_scopes as y
+             where y.partition = p_partition and y.table_name = p_table and y.scope_key = v_driver || '=' || s.value
+               and y.commit_seq > p_from
+             order by y.commit_seq
+             limit p_limit + 1
+          ) as x
+         limit p_limit + 1
+      ) as x
+      cross join lateral (
+        select z.change_count from syncpg.sync_commits as z
+         where z.partition = p_partition and z.commit_seq = x.commit_seq
+         limit 1
+      ) as k);
+end
+$$;
+comment on function syncpg.sync_count_changes(text, text, text, bigint, integer) is
+  'At most how many changes a window of p_table and p_scopes (a JSON object of variable to values) would have to hold after p_from: those of all commits that the values of the first variable name, each value by itself. Exact enough up to p_limit, behind which it stops counting commits. Takes no locks.';
+
 create function syncpg.sync_scan_rows(
   p_partition text, p_tables text[], p_scopes text[], p_pins bigint[], p_firsts integer[], p_afters text[],
   p_limit integer, p_page_bytes bigint, p_max_bytes bigint)
@@ -384,6 +426,7 @@ insert into syncpg.sync_migrations (version, breaking) values (4, false);
 ---- create above / drop below ----
 
 drop function syncpg.sync_record_client(text, text, text, smallint, bigint, text, bigint, boolean);
+drop function syncpg.sync_count_changes(text, text, text, bigint, integer);
 drop function syncpg.sync_scan_rows(text, text[], text[], bigint[], integer[], text[], integer, bigint, bigint);
 drop function syncpg.sync_find_news(text[], bigint[], text[], integer);
 drop function syncpg.sync_read_news(text[], bigint[], bigint, integer, bigint, bigint);

@@ -24,6 +24,7 @@ var functions = map[string]string{
 	"sync_check_writer_fence":       "volatile",
 	"sync_claim_reactions":          "volatile",
 	"sync_compact_log":              "volatile",
+	"sync_count_changes":            "stable",
 	"sync_delete_expired_segments":  "volatile",
 	"sync_enqueue_reactions":        "volatile",
 	"sync_extend_reaction":          "volatile",

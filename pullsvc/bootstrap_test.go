@@ -1,6 +1,7 @@
 package pullsvc_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -9,7 +10,9 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/stretchr/testify/require"
@@ -282,11 +285,14 @@ func TestPruneBetweenPages(t *testing.T) {
 	require.Equal(t, ssp2.SubEnd{NextCursor: 2}, got.End)
 }
 
-// store is a segment store that takes whatever it is given.
+// store is a segment store in memory that tells what it was given.
 type store struct {
 	segment.Store
-	err  error
-	kept []storedSegment
+	err error
+
+	mu   sync.Mutex
+	kept map[string]storedSegment // by id
+	puts int
 }
 
 type storedSegment struct {
@@ -294,10 +300,23 @@ type storedSegment struct {
 	bytes []byte
 }
 
-func (s *store) Put(_ context.Context, m segment.Meta, body io.Reader) error {
+func newStore(t testing.TB, clock func() time.Time) *store {
+	t.Helper()
+	memory, err := segment.NewMemory(segment.MemoryConfig{Clock: clock})
+	require.NoError(t, err)
+	return &store{Store: memory, kept: map[string]storedSegment{}}
+}
+
+func (s *store) Put(ctx context.Context, m segment.Meta, body io.Reader) error {
 	b, err := io.ReadAll(body)
-	s.kept = append(s.kept, storedSegment{m, b})
-	return errors.Join(err, s.err)
+	if err = errors.Join(err, s.err); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.kept[m.ID] = storedSegment{m, b}
+	s.puts++
+	s.mu.Unlock()
+	return s.Store.Put(ctx, m, bytes.NewReader(b))
 }
 
 // TestDelivery: which segments are inline follows from the accept bits and their
@@ -319,12 +338,13 @@ func TestDelivery(t *testing.T) {
 		{"both bits, nothing is small enough", inline | external, true, -1, "ee"},
 		{"inline only: whatever the size", inline, true, -1, "ii"},
 		{"external only: whatever the size", external, true, 1 << 20, "ee"},
-		{"more bits change nothing", inline | external | ssp2.AcceptSQLite | ssp2.AcceptSignedURLs, true, 1000, "ei"},
+		{"signed URLs change nothing where nobody issues them", inline | external | ssp2.AcceptSignedURLs, true, 1000, "ei"},
+		{"images are for tables that are larger than a page", inline | external | ssp2.AcceptSQLite, true, 1000, "e"},
 		{"both bits, no store", inline | external, false, -1, "ii"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			kept := &store{}
+			kept := newStore(t, nil)
 			cfg := pullsvc.Config{Schema: b.schema, InlineSegmentMaxBytes: tc.max}
 			if tc.store {
 				cfg.Segments = kept
@@ -336,9 +356,13 @@ func TestDelivery(t *testing.T) {
 			got := (&bundle{Service: s}).pull(t, req)[0]
 			require.Len(t, got.Segments, strings.Count(tc.want, "i"))
 			require.Len(t, got.Refs, strings.Count(tc.want, "e"))
-			require.Len(t, kept.kept, len(got.Refs))
-			for i, ref := range got.Refs {
-				k := kept.kept[i]
+			if tc.accept&ssp2.AcceptSQLite != 0 {
+				require.Equal(t, ssp2.MediaSQLite, got.Refs[0].MediaType)
+				return
+			}
+			for _, ref := range got.Refs {
+				require.Contains(t, kept.kept, ref.SegmentID)
+				k := kept.kept[ref.SegmentID]
 				sum := sha256.Sum256(k.bytes)
 				require.Equal(t, "sha256:"+hex.EncodeToString(sum[:]), ref.SegmentID)
 				require.NoError(t, ssp2.CheckSegment(k.bytes))
@@ -383,7 +407,9 @@ func TestExternalWithoutStore(t *testing.T) {
 func TestStoreFails(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("disk full")
-	b := setup(t, with(func(c *pullsvc.Config) { c.Segments, c.InlineSegmentMaxBytes = &store{err: broken}, -1 }))
+	kept := newStore(t, nil)
+	kept.err = broken
+	b := setup(t, with(func(c *pullsvc.Config) { c.Segments, c.InlineSegmentMaxBytes = kept, -1 }))
 	b.commit(t, item("a", "x", ""))
 	p, err := b.Begin(t.Context(), request(sub("s", "items", -1, project("x"))))
 	require.NoError(t, err)

@@ -35,7 +35,7 @@ func TestEveryAnsweredSubscriptionIsTold(t *testing.T) {
 	t.Parallel()
 	ring := events.NewRing(100)
 	b := setup(t, with(func(c *pullsvc.Config) {
-		c.Events, c.Segments, c.InlineSegmentMaxBytes = ring, &store{}, 1000
+		c.Events, c.Segments, c.InlineSegmentMaxBytes = ring, newStore(t, nil), 1000
 	}))
 	b.commit(t, item("a", "x", strings.Repeat("x", 2000)), item("b", "x", ""))
 	b.commit(t, item("c", "x", ""), item("d", "y", ""))

@@ -12,8 +12,16 @@ import (
 
 	"github.com/syncpg/syncpg/internal/pgtest"
 	"github.com/syncpg/syncpg/pullsvc"
+	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/ssp2"
 )
+
+// instance is a server process: its service, and the store that it may have in common
+// with others.
+type instance struct {
+	*pullsvc.Service
+	store segment.Store
+}
 
 // replica is what a client keeps of one subscription, by the rules of §4 and §5.6.
 type replica struct {
@@ -23,7 +31,7 @@ type replica struct {
 
 // apply applies the frames of a section as they arrive; without its SUB_END when the
 // stream was cut.
-func (r *replica) apply(t require.TestingT, b *bundle, frames []ssp2.Frame) {
+func (r *replica) apply(t require.TestingT, b *bundle, store segment.Store, frames []ssp2.Frame) {
 	table, _ := b.schema.Table(r.sub.Table)
 	fresh := r.sub.Cursor < 0 && r.sub.BootstrapState == nil
 	status := ssp2.SubActive
@@ -35,16 +43,12 @@ func (r *replica) apply(t require.TestingT, b *bundle, frames []ssp2.Frame) {
 			if fresh {
 				r.rows, fresh = map[string]row{}, false
 			}
-			segment, err := ssp2.DecodeSegment(f.Payload)
-			require.NoError(t, err)
-			for _, block := range segment.Blocks {
-				for _, sr := range block {
-					values, err := ssp2.DecodeRow(table.Wire, sr.Row, nil)
-					require.NoError(t, err)
-					id, _ := table.RowID(values)
-					r.rows[id] = row{version: sr.ServerVersion, payload: bytes.Clone(sr.Row)}
-				}
+			segmentOf(t, table, ssp2.MediaRows, f.Payload, r.rows)
+		case *ssp2.SegmentRef:
+			if fresh && f.RowCursor == nil {
+				r.rows, fresh = map[string]row{}, false
 			}
+			segmentOf(t, table, f.MediaType, body(t, store, b.partition, *f), r.rows)
 		case *ssp2.Commit:
 			for _, ch := range f.Changes {
 				if ch.Op == ssp2.OpDelete {
@@ -89,11 +93,28 @@ func (r *replica) want(b *bundle) map[string]row {
 func TestReplicasConverge(t *testing.T) {
 	t.Parallel()
 	b := setup(t, withDatabase(func(o *pgtest.Options) { o.MaxConns = 2 }))
-	var services []*pullsvc.Service
-	for _, size := range []int{1, 400, 0} {
-		s, err := pullsvc.New(b.db.Pool, pullsvc.Config{Schema: b.schema, BufferBytes: size})
+	memory, err := segment.NewMemory(segment.MemoryConfig{})
+	require.NoError(t, err)
+	postgres, err := segment.NewPostgres(b.db.Pool, segment.PostgresConfig{})
+	require.NoError(t, err)
+	configs := []pullsvc.Config{
+		{BufferBytes: 1},
+		{BufferBytes: 400},
+		{},
+		{Segments: memory, InlineSegmentMaxBytes: -1},
+		{Segments: memory, BufferBytes: 150},
+		{Segments: postgres, InlineSegmentMaxBytes: 100},
+		{Segments: postgres, InlineSegmentMaxBytes: -1},
+	}
+	services := make([]*instance, len(configs))
+	start := func(i int) {
+		configs[i].Schema = b.schema
+		s, err := pullsvc.New(b.db.Pool, configs[i])
 		require.NoError(t, err)
-		services = append(services, s)
+		services[i] = &instance{s, configs[i].Segments}
+	}
+	for i := range configs {
+		start(i)
 	}
 	var histories atomic.Int64
 	rapid.Check(t, func(rt *rapid.T) {
@@ -109,8 +130,9 @@ func TestReplicasConverge(t *testing.T) {
 			r.rows = map[string]row{}
 		}
 		rt.Repeat(map[string]func(*rapid.T){
-			"commit": func(rt *rapid.T) { b.commit(t, randomChanges(rt, b)...) },
-			"pull":   func(rt *rapid.T) { randomPull(t, rt, b, services, replicas) },
+			"commit":  func(rt *rapid.T) { b.commit(t, randomChanges(rt, b)...) },
+			"pull":    func(rt *rapid.T) { randomPull(t, rt, b, services, replicas) },
+			"restart": func(rt *rapid.T) { start(rapid.IntRange(0, len(services)-1).Draw(rt, "instance")) },
 			"prune": func(rt *rapid.T) {
 				// A horizon above a pin makes that bootstrap start anew, and the client
 				// clears nothing then (§5.6): such a log is only pruned by force.
@@ -180,7 +202,7 @@ func randomChanges(rt *rapid.T, b *bundle) []change {
 
 func storable(s string) bool { return !bytes.ContainsRune([]byte(s), 0) }
 
-func randomPull(t *testing.T, rt *rapid.T, b *bundle, services []*pullsvc.Service, replicas []*replica) {
+func randomPull(t *testing.T, rt *rapid.T, b *bundle, services []*instance, replicas []*replica) {
 	some := rapid.SliceOfDistinct(rapid.SampledFrom(replicas), func(r *replica) string { return r.sub.ID }).Draw(rt, "subscriptions")
 	header := ssp2.PullHeader{
 		LimitCommits:      rapid.Int32Range(1, 5).Draw(rt, "limitCommits"),
@@ -189,12 +211,16 @@ func randomPull(t *testing.T, rt *rapid.T, b *bundle, services []*pullsvc.Servic
 		Accept:            ssp2.AcceptInlineRows,
 	}
 	cut := rapid.IntRange(-1, 12).Draw(rt, "cut")
-	pullInto(t, rt, b, rapid.SampledFrom(services).Draw(rt, "service"), some, header, cut)
+	s := rapid.SampledFrom(services).Draw(rt, "service")
+	if s.store != nil {
+		header.Accept = rapid.SampledFrom([]ssp2.Accept{ssp2.AcceptInlineRows, ssp2.AcceptExternalRows, rowsLane, imageLane}).Draw(rt, "accept")
+	}
+	pullInto(t, rt, b, s, some, header, cut)
 }
 
 // pullInto pulls the subscriptions of replicas and applies the first frames of the
 // response, all when cut is negative.
-func pullInto(t *testing.T, rt *rapid.T, b *bundle, s *pullsvc.Service, replicas []*replica, header ssp2.PullHeader, cut int) {
+func pullInto(t *testing.T, rt *rapid.T, b *bundle, s *instance, replicas []*replica, header ssp2.PullHeader, cut int) {
 	var subs []ssp2.Subscription
 	for _, r := range replicas {
 		subs = append(subs, r.sub)
@@ -220,7 +246,7 @@ func pullInto(t *testing.T, rt *rapid.T, b *bundle, s *pullsvc.Service, replicas
 			n++
 		}
 		at++
-		replicas[at].apply(rt, b, frames[:n])
+		replicas[at].apply(rt, b, s.store, frames[:n])
 		frames = frames[n:]
 	}
 }

@@ -41,9 +41,11 @@ type Pull struct {
 	changes  int32 // limitCommits, clamped
 	pageRows int32 // limitSnapshotRows, clamped
 	subs     []*subscription
-	gate     gateRow // as of the newest read
-	list     []byte  // the subscription list for the client's record
-	digest   []byte  // SHA-256 of list
+	gate     gateRow  // as of the newest read
+	chains   []*chain // that subscriptions use
+	whole    bool     // the stream came to its end
+	list     []byte   // the subscription list for the client's record
+	digest   []byte   // SHA-256 of list
 }
 
 // mode is how a subscription is answered.
@@ -75,7 +77,14 @@ type subscription struct {
 	frames   []byte // SUB_START and what follows
 	next     int64  // nextCursor
 	pin      int64  // of a bootstrap
-	scan     *scan  // of a bootstrap
+	scan     *scan  // of a bootstrap that this pull reads by itself
+
+	// Of a bootstrap that shares what it reads, see shared.
+	shared  bool
+	leads   *probe // the first page is read for others too
+	follows *probe // it is read by somebody else
+	chain   *chain
+	from    int // index of the first page of it to send
 
 	// What was sent, for its event.
 	commits, changes, inline, stored int
@@ -185,6 +194,7 @@ func (p *Pull) Stream(ctx context.Context, emit func(frames []byte) error) (err 
 		p.note(out, sub)
 		p.subs[i] = nil
 	}
+	p.whole = true
 	return out.flush()
 }
 
@@ -193,6 +203,11 @@ func (p *Pull) Stream(ctx context.Context, emit func(frames []byte) error) (err 
 func (p *Pull) send(ctx context.Context, out *pieces, sub *subscription) error {
 	if err := out.add(sub.frames); err != nil || sub.mode != modeBootstrap {
 		return err
+	}
+	if sub.shared {
+		if done, err := p.sendShared(ctx, out, sub); err != nil || done {
+			return err
+		}
 	}
 	for {
 		pg := sub.scan.take()
@@ -211,18 +226,29 @@ func (p *Pull) send(ctx context.Context, out *pieces, sub *subscription) error {
 		sub.pages--
 		sub.scan.release(pg)
 		if !pg.more || sub.pages == 0 {
-			end := &ssp2.SubEnd{NextCursor: sub.pin}
-			if pg.more {
-				end.BootstrapState = token{sub.pin, pg.next}.render(sub.table.Name)
-			}
 			sub.scan = nil
-			trailer, err := p.frame(nil, end)
-			if err != nil {
-				return err
+			var next *string
+			if pg.more {
+				next = pg.next.cursor()
 			}
-			return out.add(trailer)
+			return p.endBootstrap(out, sub, next)
 		}
 	}
+}
+
+// endBootstrap sends the SUB_END of a bootstrap that goes on at a row cursor, or is
+// complete.
+func (p *Pull) endBootstrap(out *pieces, sub *subscription, next *string) error {
+	end := &ssp2.SubEnd{NextCursor: sub.pin}
+	if next != nil {
+		at, _ := parseCursor(*next)
+		end.BootstrapState = token{sub.pin, at}.render(sub.table.Name)
+	}
+	trailer, err := p.frame(nil, end)
+	if err != nil {
+		return err
+	}
+	return out.add(trailer)
 }
 
 // deliver sends a page, as it is or by its descriptor.
@@ -236,7 +262,7 @@ func (p *Pull) deliver(ctx context.Context, out *pieces, sub *subscription, pg *
 	if err := out.flush(); err != nil {
 		return err
 	}
-	ref, err := p.store(ctx, nil, sub, pg)
+	ref, err := p.store(ctx, sub, pg)
 	if err != nil {
 		return err
 	}
@@ -245,7 +271,13 @@ func (p *Pull) deliver(ctx context.Context, out *pieces, sub *subscription, pg *
 }
 
 // Close gives up what the pull holds. It may be called more than once.
-func (p *Pull) Close() { p.subs = nil }
+func (p *Pull) Close() {
+	p.subs = nil
+	for _, c := range p.chains {
+		c.leave(!p.whole)
+	}
+	p.chains = nil
+}
 
 // frame appends a frame. An encoder's complaint is about the server's own data, so
 // its code must not reach the client.

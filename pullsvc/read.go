@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"math"
 
 	"github.com/jackc/pgx/v5"
 
@@ -54,6 +56,8 @@ type work struct {
 	// rows and bytes bound each of the pages.
 	rows, bytes int64
 	stream      *subscription // to go on with
+	// all takes all rows of the stream, instead of its scan.
+	all func(iter.Seq2[ssp2.SegmentRow, error]) error
 }
 
 // read reads gate and log in one round trip, and answers those of subs that are
@@ -65,11 +69,12 @@ func (p *Pull) read(ctx context.Context, subs []*subscription) error {
 		case sub.answered || sub.scopes == "":
 		case sub.mode == modeWindow:
 			w.windows = append(w.windows, sub)
-		case sub.mode == modeBootstrap:
+		case sub.mode == modeBootstrap && p.wants(sub):
 			p.begin(sub)
 			w.pages = append(w.pages, pageTask{sub: sub})
 		}
 	}
+	defer p.settle(subs)
 	return p.flush(ctx, w, func() error {
 		bootstraps := false
 		for _, sub := range subs {
@@ -86,6 +91,25 @@ func (p *Pull) read(ctx context.Context, subs []*subscription) error {
 		}
 		return nil
 	})
+}
+
+// wants says whether the first page of a bootstrap is to be read along with all the rest,
+// because nobody else does and nothing is known of its scope.
+func (p *Pull) wants(sub *subscription) bool {
+	if !p.shares() {
+		return true
+	}
+	if sub.resume != nil {
+		sub.shared = true
+		return false
+	}
+	pr, lead, _ := p.s.shared.first(p.probeKey(sub))
+	if lead {
+		sub.leads = pr
+		return true
+	}
+	sub.shared, sub.follows = true, pr
+	return false
 }
 
 // begin makes the scan of a bootstrap, where it does not go on from an earlier one.
@@ -161,6 +185,9 @@ func (p *Pull) flush(ctx context.Context, w work, classify func() error) error {
 		}
 		var most int64
 		asked, most = sc.ask(w.stream.pages)
+		if w.all != nil {
+			asked, most = math.MaxInt32, math.MaxInt32
+		}
 		queue(pinPlans)
 		sc.queueStream(queue, p.req.Partition, asked, most)
 	}
@@ -191,7 +218,7 @@ func (p *Pull) flush(ctx context.Context, w work, classify func() error) error {
 		if _, err := results.Exec(); err != nil {
 			return fmt.Errorf("pinning plans: %w", err)
 		}
-		if err := w.stream.scan.readStream(results, asked); err != nil {
+		if err := w.readStream(results, asked); err != nil {
 			return err
 		}
 	}
@@ -199,6 +226,18 @@ func (p *Pull) flush(ctx context.Context, w work, classify func() error) error {
 		return fmt.Errorf("ending: %w", err)
 	}
 	return nil
+}
+
+func (w *work) readStream(results pgx.BatchResults, asked int64) error {
+	rows, err := results.Query()
+	if err != nil {
+		return fmt.Errorf("reading rows: %w", err)
+	}
+	defer rows.Close()
+	if w.all != nil {
+		return w.all(segmentRows(rows))
+	}
+	return w.stream.scan.readStream(rows, asked)
 }
 
 // unscoped names the failure that a scan without a scope is (SEMANTICS §3).
@@ -284,6 +323,8 @@ func (p *Pull) classify(ctx context.Context, sub *subscription) error {
 		return p.finish(sub, cursor)
 	case sub.mode == modeWindow && (sub.scopes == "" || cursor == p.gate.MaxCommitSeq):
 		return p.finish(sub, p.gate.MaxCommitSeq)
+	case sub.mode == modeBootstrap && sub.shared:
+		sub.answered = true
 	case sub.mode == modeBootstrap && sub.scopes == "":
 		p.begin(sub)
 		sub.answered = true

@@ -44,6 +44,8 @@ func (p *Pull) cursor() *int64 {
 		switch {
 		case sub.mode == modeRevoked || sub.mode == modeReset:
 			continue
+		case sub.shared && sub.resume == nil:
+			c = p.gate.HorizonSeq // segments of any pin from there on may answer
 		case sub.mode == modeBootstrap && sub.answered:
 			c = sub.pin
 		case sub.mode == modeBootstrap:
@@ -95,4 +97,16 @@ func (p *Pull) record(ctx context.Context) error {
 
 func errOtherActor() error {
 	return ssp2.Errorf(ssp2.CodeInvalidClientID, "this client id belongs to another actor")
+}
+
+// countChanges returns at most how many changes a subscription has after a seq; over most
+// it may be any such number.
+func (s *Service) countChanges(ctx context.Context, partition string, sub *subscription, from int64, most int32) (int64, error) {
+	n, err := db.New(s.pool).PullCountChanges(ctx, db.PullCountChangesParams{
+		Partition: partition, TableName: sub.table.Name, Scopes: sub.scopes, FromSeq: from, MaxChanges: most,
+	})
+	if err != nil {
+		return 0, fmt.Errorf("counting changes: %w", err)
+	}
+	return n, nil
 }

@@ -216,12 +216,7 @@ func (sc *scan) queueStream(queue func(pgtx.Statement, ...any), partition string
 
 // readStream reads what queueStream asked for. It stops at a payload that was left out,
 // and when it holds twice as much as was wanted.
-func (sc *scan) readStream(results pgx.BatchResults, asked int64) error {
-	rows, err := results.Query()
-	if err != nil {
-		return fmt.Errorf("reading rows: %w", err)
-	}
-	defer rows.Close()
+func (sc *scan) readStream(rows pgx.Rows, asked int64) error {
 	c := newCells(rows)
 	held, n := int64(0), int64(0)
 	for c.next(rows) {

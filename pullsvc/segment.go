@@ -1,7 +1,6 @@
 package pullsvc
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 
@@ -9,32 +8,29 @@ import (
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-// external says that a page is to be delivered as a descriptor (§4.2, §5.7).
+// external says that a page is to be delivered as a descriptor.
 func (p *Pull) external(pg *page) bool {
-	accept := p.req.Header.Accept
-	if p.s.segments == nil || accept&ssp2.AcceptExternalRows == 0 {
-		return false
-	}
-	return accept&ssp2.AcceptInlineRows == 0 || len(pg.segment()) > p.s.inlineMax
+	return p.shares() && p.isExternal(int64(len(pg.segment())))
 }
 
-// store hands a page to the store and appends its descriptor (§5.4).
-func (p *Pull) store(ctx context.Context, dst []byte, sub *subscription, pg *page) ([]byte, error) {
-	m := segment.Meta{
-		Key: segment.Key{
-			Partition: p.req.Partition, LogEpoch: p.LogEpoch, Table: sub.table.Name,
-			MediaType: ssp2.MediaRows, SchemaVersion: p.s.schema.Version,
-			ScopeDigest: ssp2.ScopeDigest(sub.effective),
-		},
-		ID: segment.ID(pg.segment()), AsOfCommitSeq: sub.pin,
-		RowCursor: pg.from.cursor(), RowCount: pg.rows, ByteLength: int64(len(pg.segment())),
+// isExternal says that a rows segment of that size is to be delivered as a descriptor to
+// a client that takes those (§4.2, §5.7).
+func (p *Pull) isExternal(size int64) bool {
+	return p.req.Header.Accept&ssp2.AcceptInlineRows == 0 || size > int64(p.s.inlineMax)
+}
+
+// store hands a page to the store and appends its descriptor.
+func (p *Pull) store(ctx context.Context, sub *subscription, pg *page) ([]byte, error) {
+	m, err := p.s.put(ctx, p.chainKey(sub, ssp2.MediaRows).Key, sub.pin, pg)
+	if err != nil {
+		return nil, err
 	}
-	if pg.more {
-		m.NextRowCursor = pg.next.cursor()
-	}
-	if err := p.s.segments.Put(ctx, m, bytes.NewReader(pg.segment())); err != nil {
-		return dst, fmt.Errorf("storing a segment: %w", err)
-	}
+	return p.descriptor(ctx, m)
+}
+
+// descriptor returns the SEGMENT_REF of a stored segment (§5.4), with its URL for a client
+// that fetches URLs. Its scopes were resolved for this pull.
+func (p *Pull) descriptor(ctx context.Context, m segment.Meta) ([]byte, error) {
 	ref := &ssp2.SegmentRef{
 		SegmentID: m.ID, MediaType: m.MediaType, Table: m.Table,
 		ByteLength: m.ByteLength, RowCount: m.RowCount, AsOfCommitSeq: m.AsOfCommitSeq,
@@ -47,5 +43,5 @@ func (p *Pull) store(ctx context.Context, dst []byte, sub *subscription, pg *pag
 		}
 		ref.URL, ref.URLExpiresAtMs = &url, &expires
 	}
-	return p.frame(dst, ref)
+	return p.frame(nil, ref)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/syncpg/syncpg/internal/pgtx"
 	"github.com/syncpg/syncpg/internal/trace"
 	"github.com/syncpg/syncpg/pullsvc/segment"
+	"github.com/syncpg/syncpg/pullsvc/segment/image"
 	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/schemaddl"
 	"github.com/syncpg/syncpg/scope"
@@ -58,6 +59,9 @@ type Config struct {
 	InlineSegmentMaxBytes int
 	// URLs issues the URLs of segments for clients that fetch URLs (§5.4). Default none.
 	URLs segment.URLSigner
+	// ImageDir is where SQLite images (§5.3) are built, each as a temporary file. Default
+	// os.TempDir.
+	ImageDir string
 	// BufferBytes bounds what a response holds in memory: a window and a page end
 	// once their payloads reach it, and no further subscription is read ahead. A
 	// response holds about four times as much, and one commit or row. Default 2 MiB.
@@ -79,6 +83,9 @@ type Service struct {
 	maxScopeValues   int
 	segments         segment.Store
 	urls             segment.URLSigner
+	shared           *shared
+	images           []bool // by table: there are images of it
+	imageDir         string
 	inlineMax        int
 	bufferBytes      int64
 	events           events.Sink
@@ -113,7 +120,11 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		}
 		s.streams = append(s.streams, streams)
 	}
-	s.urls = cfg.URLs
+	s.urls, s.shared = cfg.URLs, newShared()
+	s.imageDir = cfg.ImageDir
+	for _, t := range cfg.Schema.Tables {
+		s.images = append(s.images, image.Check(t) == nil)
+	}
 	if s.clock == nil {
 		s.clock = time.Now
 	}

@@ -325,6 +325,47 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_compact_log(p_partition text, p_log_epoch text, p_after bigint, p_older_than bigint, p_limit integer, p_alone boolean) IS 'One batch of compaction (§4.6): of the changes after p_after in commits made before p_older_than, about p_limit of them, deletes each that a later one of these, of the same row under the same scopes, supersedes, and the scope entries that lead to none any more. A change under other scopes supersedes nothing: who sees the one may not see the other. Commits stay. compacted_seq is where the next batch begins, finished that there is none. Nothing is done when log_epoch, the epoch found, is not p_log_epoch (NULL: no such partition), or when another process prunes (busy, only with p_alone). READ COMMITTED only. Locks: see the head of this file, the partition''s row not among them; then the rows it deletes.';
 
+CREATE FUNCTION syncpg.sync_count_changes(p_partition text, p_table text, p_scopes text, p_from bigint, p_limit integer) RETURNS bigint
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+declare
+  v_scopes jsonb := p_scopes::jsonb;
+  v_driver text;
+begin
+  select min(s.variable collate "C") into v_driver from jsonb_object_keys(v_scopes) as s(variable);
+  return (
+    select coalesce(sum(k.change_count), 0)
+      from (
+        select x.commit_seq
+          from jsonb_array_elements_text(v_scopes -> v_driver) as s(value)
+          cross join lateral (
+            select y.commit_seq
+              from syncpg.sync_change_scopes as y
+             where y.partition = p_partition and y.table_name = p_table and y.scope_key = v_driver || '=' || s.value
+               and y.commit_seq > p_from
+             order by y.commit_seq
+             limit p_limit + 1
+          ) as x
+         limit p_limit + 1
+      ) as x
+      cross join lateral (
+        select z.change_count from syncpg.sync_commits as z
+         where z.partition = p_partition and z.commit_seq = x.commit_seq
+         limit 1
+      ) as k);
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_count_changes(p_partition text, p_table text, p_scopes text, p_from bigint, p_limit integer) IS 'At most how many changes a window of p_table and p_scopes (a JSON object of variable to values) would have to hold after p_from: those of all commits that the values of the first variable name, each value by itself. Exact enough up to p_limit, behind which it stops counting commits. Takes no locks.';
+
 CREATE FUNCTION syncpg.sync_delete_expired_segments(p_after text, p_now bigint, p_limit integer, p_max_bytes bigint, p_max_partitions integer) RETURNS TABLE(deleted integer, next_after text)
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1864,6 +1905,8 @@ REVOKE ALL ON FUNCTION syncpg.sync_check_writer_fence() FROM PUBLIC;
 REVOKE ALL ON FUNCTION syncpg.sync_claim_reactions(p_partition text, p_types text[], p_owner text, p_now bigint, p_lease_until bigint, p_limit integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_compact_log(p_partition text, p_log_epoch text, p_after bigint, p_older_than bigint, p_limit integer, p_alone boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_count_changes(p_partition text, p_table text, p_scopes text, p_from bigint, p_limit integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_delete_expired_segments(p_after text, p_now bigint, p_limit integer, p_max_bytes bigint, p_max_partitions integer) FROM PUBLIC;
 

@@ -61,6 +61,14 @@ select set_config(s.name, s.value, true)
                ('enable_material', 'off'), ('enable_memoize', 'off'),
                ('max_parallel_workers_per_gather', '0')) as s(name, value);
 
+-- PullCountChanges returns at most how many changes a subscription has after a seq, from
+-- the scope index and the sizes of commits. Guarantees: over max_changes when there are
+-- more commits than that. Locks: none.
+-- name: PullCountChanges :one
+select syncpg.sync_count_changes(
+         p_partition => @partition::text, p_table => @table_name::text, p_scopes => @scopes::text,
+         p_from => @from_seq::bigint, p_limit => @max_changes::integer)::bigint as changes;
+
 -- PullRecordClient records what a pull left of its client and returns the actor the
 -- client belongs to. Guarantees: nothing is written when that is another actor; a
 -- NULL subscription list keeps the stored one. Locks: the client's row. A relaxed

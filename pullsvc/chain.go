@@ -1,0 +1,751 @@
+package pullsvc
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/syncpg/syncpg/pullsvc/segment"
+	"github.com/syncpg/syncpg/schema"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+const (
+	// maxRemembered bounds what a process remembers of scopes.
+	maxRemembered = 16384
+	// leastLife is how long a stored segment must have to live to be handed out:
+	// the client has to get round to it.
+	leastLife = 10 * time.Minute
+)
+
+// chainKey is what a chain of segments answers: bootstraps of a scope by clients that
+// take pages of up to rows rows; rows is 0 for an image.
+type chainKey struct {
+	segment.Key
+	rows int64
+}
+
+// probe is a first page that is being read, for all who want the same. What came of it
+// is set when done is closed: page when that is all there is, large when more follows,
+// neither when nothing came of it.
+type probe struct {
+	done  chan struct{}
+	page  *page
+	pin   int64
+	epoch string
+	large bool
+}
+
+// shared is what pulls of a process share of their bootstraps, so that a scope is read
+// once however many ask for it. The segments themselves are in the store, where other
+// processes find them.
+type shared struct {
+	mu     sync.Mutex
+	probes map[chainKey]*probe
+	fresh  map[chainKey]*chain           // begun here, by scope
+	pinned map[chainKey]map[int64]*chain // all, by scope and pin
+	// large are scopes that were seen to have more than a first page, which is therefore
+	// not worth reading; unfit are those that no image holds.
+	large, unfit map[chainKey]struct{}
+}
+
+func newShared() *shared {
+	return &shared{
+		probes: map[chainKey]*probe{}, fresh: map[chainKey]*chain{}, pinned: map[chainKey]map[int64]*chain{},
+		large: map[chainKey]struct{}{}, unfit: map[chainKey]struct{}{},
+	}
+}
+
+// remember adds a key to one of the sets of keys.
+func remember(set map[chainKey]struct{}, key chainKey) {
+	if len(set) >= maxRemembered {
+		clear(set)
+	}
+	set[key] = struct{}{}
+}
+
+// first says how the first page of a scope is to be had: known is true when the scope is
+// known to be large; lead is true when the caller is to read it and settle the probe.
+func (sh *shared) first(key chainKey) (pr *probe, lead, known bool) {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if _, known := sh.large[key]; known {
+		return nil, false, true
+	}
+	if pr := sh.probes[key]; pr != nil {
+		return pr, false, false
+	}
+	pr = &probe{done: make(chan struct{})}
+	sh.probes[key] = pr
+	return pr, true, false
+}
+
+// settle tells the others what came of a probe.
+func (sh *shared) settle(key chainKey, pr *probe) {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	delete(sh.probes, key)
+	if pr.large {
+		remember(sh.large, key)
+	}
+	close(pr.done)
+}
+
+func (sh *shared) isUnfit(key chainKey) bool {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	_, unfit := sh.unfit[key]
+	return unfit
+}
+
+// chain is the stored segments of one scope at one pin, from the first page on, and who
+// adds to them. It grows as far as somebody waits for, in a goroutine that no request
+// owns alone: it ends when nobody wants more, when everybody who did has gone, and in any
+// case before the last of them is done. All fields are guarded by shared.mu, but scan,
+// which is the goroutine's.
+type chain struct {
+	s   *Service
+	key chainKey
+	sub subscription // table and scopes
+	at  position     // where it begins
+
+	pages    []segment.Meta
+	pin      int64 // negative: not known yet
+	complete bool
+	failed   error
+
+	users   int
+	want    int           // how many pages are waited for
+	changed chan struct{} // closed when one of the above has changed
+	cancel  context.CancelFunc
+	running chan struct{} // closed when the goroutine has ended; nil: there is none
+
+	scan *scan
+}
+
+// join makes the caller a user of the chain of a pin, which is made of pages if there is
+// none.
+func (sh *shared) join(s *Service, key chainKey, sub *subscription, pages []segment.Meta, complete bool) *chain {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	pin := pages[0].AsOfCommitSeq
+	c := sh.pinned[key][pin]
+	if c == nil {
+		c = s.newChain(key, sub)
+		c.pin = pin
+		sh.pin(c)
+	}
+	if c.running == nil && len(c.pages) < len(pages) {
+		c.pages, c.complete, c.scan = pages, complete, nil
+		if end := pages[len(pages)-1].NextRowCursor; end != nil {
+			c.at, _ = parseCursor(*end)
+		}
+		c.tell()
+	}
+	c.users++
+	return c
+}
+
+// begin makes the caller a user of the chain that is being built for bootstraps from the
+// start on; one whose pin is below least does not do, and is left to its users.
+func (sh *shared) begin(s *Service, key chainKey, sub *subscription, least int64) *chain {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	c := sh.fresh[key]
+	if c == nil || c.failed != nil || c.pin >= 0 && c.pin < least {
+		c = s.newChain(key, sub)
+		sh.fresh[key] = c
+	}
+	c.users++
+	return c
+}
+
+// adopt makes the caller a user of a new chain that goes on with what a probe has read.
+func (sh *shared) adopt(s *Service, key chainKey, sub *subscription, sc *scan, pin int64) *chain {
+	c := s.newChain(key, sub)
+	c.scan, c.pin, c.users = sc, pin, 1
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	sh.fresh[key] = c
+	sh.pin(c)
+	return c
+}
+
+func (s *Service) newChain(key chainKey, sub *subscription) *chain {
+	return &chain{
+		s: s, key: key, pin: -1, changed: make(chan struct{}),
+		sub: subscription{req: &ssp2.Subscription{ID: "segments"}, table: sub.table, scopes: sub.scopes, values: sub.values, driver: sub.driver, pages: math.MaxInt32},
+	}
+}
+
+func (sh *shared) pin(c *chain) {
+	if sh.pinned[c.key] == nil {
+		sh.pinned[c.key] = map[int64]*chain{}
+	}
+	if sh.pinned[c.key][c.pin] == nil {
+		sh.pinned[c.key][c.pin] = c
+	}
+}
+
+// forget takes a chain out of the maps, so that nobody joins it any more.
+func (sh *shared) forget(c *chain) {
+	if sh.fresh[c.key] == c {
+		delete(sh.fresh, c.key)
+	}
+	if sh.pinned[c.key][c.pin] == c {
+		delete(sh.pinned[c.key], c.pin)
+		if len(sh.pinned[c.key]) == 0 {
+			delete(sh.pinned, c.key)
+		}
+	}
+}
+
+// leave ends the use of a chain. The last one out waits for its goroutine, which it
+// stops when gone is true: then nobody wants what is being read.
+func (c *chain) leave(gone bool) {
+	sh := c.s.shared
+	sh.mu.Lock()
+	c.users--
+	var wait chan struct{}
+	if c.users == 0 {
+		sh.forget(c)
+		if wait = c.running; wait != nil && gone {
+			c.cancel()
+		}
+	}
+	sh.mu.Unlock()
+	if wait != nil {
+		<-wait
+	}
+}
+
+// page returns the i-th page, and waits for it to be built; false when the chain ends
+// before it.
+func (c *chain) page(ctx context.Context, i int) (segment.Meta, bool, error) {
+	sh := c.s.shared
+	for {
+		sh.mu.Lock()
+		switch {
+		case i < len(c.pages):
+			m := c.pages[i]
+			sh.mu.Unlock()
+			return m, true, nil
+		case c.complete || c.failed != nil:
+			err := c.failed
+			sh.mu.Unlock()
+			return segment.Meta{}, false, err
+		}
+		c.want = max(c.want, i+1)
+		if c.running == nil {
+			// Its end is with those who use the chain, not with who came first.
+			ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+			c.cancel, c.running = cancel, make(chan struct{})
+			go c.run(ctx)
+		}
+		changed := c.changed
+		sh.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return segment.Meta{}, false, fmt.Errorf("waiting for a segment: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// find returns the index of the page that begins at a cursor; it may be the next one to
+// be built.
+func (c *chain) find(cursor *string) (int, bool) {
+	sh := c.s.shared
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if cursor == nil {
+		return 0, true
+	}
+	for i := range c.pages {
+		if next := c.pages[i].NextRowCursor; next != nil && *next == *cursor {
+			return i + 1, true
+		}
+	}
+	return 0, false
+}
+
+// run builds what is waited for.
+func (c *chain) run(ctx context.Context) {
+	sh := c.s.shared
+	for {
+		err := c.step(ctx)
+		sh.mu.Lock()
+		stopped := ctx.Err() != nil
+		if err != nil && !stopped {
+			c.failed = err
+			sh.forget(c)
+		}
+		if stopped || c.failed != nil || c.complete || len(c.pages) >= c.want {
+			c.cancel()
+			close(c.running)
+			c.running = nil
+			c.tell()
+			sh.mu.Unlock()
+			return
+		}
+		sh.mu.Unlock()
+	}
+}
+
+// step reads on and stores what it has read. A panic in it must not end the process: no
+// request's recovery is around it.
+func (c *chain) step(ctx context.Context) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("building segments: panic: %v", v)
+		}
+	}()
+	if c.key.MediaType == ssp2.MediaSQLite {
+		return c.image(ctx)
+	}
+	return c.read(ctx)
+}
+
+// tell wakes everybody who waits; shared.mu is held.
+func (c *chain) tell() {
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// add makes pages part of the chain.
+func (c *chain) add(complete bool, pages ...segment.Meta) {
+	sh := c.s.shared
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	c.pages = append(c.pages, pages...)
+	c.complete = complete
+	if end := c.pages[len(c.pages)-1].NextRowCursor; end != nil {
+		c.at, _ = parseCursor(*end)
+	}
+	c.tell()
+}
+
+// reader returns a pull that belongs to no client, for reading a chain's rows.
+func (c *chain) reader() *Pull {
+	epoch := c.key.LogEpoch
+	return &Pull{
+		s: c.s, pageRows: int32(c.key.rows), digest: []byte{},
+		req: Request{Partition: c.key.Partition, WireVersion: ssp2.WireV2, LogEpoch: &epoch},
+	}
+}
+
+// read reads the next pages and stores them.
+func (c *chain) read(ctx context.Context) error {
+	p, sub := c.reader(), c.sub
+	if c.scan == nil {
+		c.scan = c.s.newScan(&sub, c.key.rows)
+		c.scan.start = c.at
+	}
+	sub.scan = c.scan
+	if c.pin < 0 {
+		if err := p.flush(ctx, work{stream: &sub}, func() error { return nil }); err != nil {
+			return err
+		}
+		if p.Reset {
+			return errReplaced()
+		}
+		c.pinAt(p.gate.MaxCommitSeq)
+	}
+	if err := p.more(ctx, &sub); err != nil {
+		return err
+	}
+	// Another process may have been at it too: its pages are as good, and clients that
+	// were given them are many.
+	if others, complete, err := c.others(ctx); err != nil {
+		return err
+	} else if len(others) > 0 {
+		c.add(complete, others...)
+		c.scan.restart(c.at)
+		return nil
+	}
+	for pg := c.scan.take(); pg != nil; pg = c.scan.take() {
+		m, err := c.s.put(ctx, c.key.Key, c.pin, pg)
+		if err != nil {
+			return err
+		}
+		c.scan.release(pg)
+		c.add(!pg.more, m)
+	}
+	return nil
+}
+
+func (c *chain) pinAt(seq int64) {
+	sh := c.s.shared
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	c.pin = seq
+	if sh.fresh[c.key] == c {
+		sh.pin(c)
+	}
+}
+
+// others returns pages of the store that go on where the chain ends.
+func (c *chain) others(ctx context.Context) ([]segment.Meta, bool, error) {
+	found, err := c.s.segments.Find(ctx, c.key.Key)
+	if err != nil {
+		return nil, false, fmt.Errorf("finding segments: %w", err)
+	}
+	var from *string
+	if n := len(c.pages); n > 0 {
+		from = c.pages[n-1].NextRowCursor
+	}
+	pages, complete := chainOf(found, c.pin, c.key.rows, from, c.s.clock().Add(leastLife).UnixMilli())
+	return pages, complete, nil
+}
+
+// chainOf picks of the segments of a key those of a pin that follow each other, from a
+// cursor on. Of pages that begin at the same place it takes the longest that has no more
+// than rows rows; those that end before expires are left alone. It says whether they reach
+// the end of the table.
+func chainOf(found []segment.Meta, pin, rows int64, from *string, expires int64) (pages []segment.Meta, complete bool) {
+	const start = ""
+	cursor := func(c *string) string {
+		if c == nil {
+			return start
+		}
+		return *c
+	}
+	best := map[string]segment.Meta{}
+	for _, m := range found {
+		if m.AsOfCommitSeq != pin || m.ExpiresAt < expires || rows > 0 && m.RowCount > rows {
+			continue
+		}
+		if have, ok := best[cursor(m.RowCursor)]; !ok || m.RowCount > have.RowCount {
+			best[cursor(m.RowCursor)] = m
+		}
+	}
+	for at := cursor(from); ; {
+		m, ok := best[at]
+		if !ok {
+			return pages, false
+		}
+		delete(best, at) // so that a circle ends
+		pages = append(pages, m)
+		if m.NextRowCursor == nil {
+			return pages, true
+		}
+		at = *m.NextRowCursor
+	}
+}
+
+// put stores a page.
+func (s *Service) put(ctx context.Context, key segment.Key, pin int64, pg *page) (segment.Meta, error) {
+	body := pg.segment()
+	m := segment.Meta{
+		Key: key, ID: segment.ID(body), AsOfCommitSeq: pin,
+		RowCursor: pg.from.cursor(), RowCount: pg.rows, ByteLength: int64(len(body)),
+	}
+	if pg.more {
+		m.NextRowCursor = pg.next.cursor()
+	}
+	if err := s.segments.Put(ctx, m, bytes.NewReader(body)); err != nil {
+		return segment.Meta{}, fmt.Errorf("storing a segment: %w", err)
+	}
+	return m, nil
+}
+
+// chainKey returns the key of the chain that a fresh bootstrap would be answered with.
+func (p *Pull) chainKey(sub *subscription, media ssp2.MediaType) chainKey {
+	key := chainKey{
+		Key: segment.Key{
+			Partition: p.req.Partition, LogEpoch: p.LogEpoch, Table: sub.table.Name, MediaType: media,
+			SchemaVersion: p.s.schema.Version, ScopeDigest: ssp2.ScopeDigest(sub.effective),
+		},
+		rows: int64(p.pageRows),
+	}
+	if media == ssp2.MediaSQLite {
+		key.rows = 0
+	}
+	return key
+}
+
+// probeKey is the key under which the first page of a bootstrap is read, before the
+// epoch is known for sure.
+func (p *Pull) probeKey(sub *subscription) chainKey {
+	key := p.chainKey(sub, p.lane(sub))
+	key.rows, key.LogEpoch = int64(p.pageRows), ""
+	if p.req.LogEpoch != nil {
+		key.LogEpoch = *p.req.LogEpoch
+	}
+	return key
+}
+
+// lane is what a client is given of a large scope, from its start on (§5.3).
+func (p *Pull) lane(sub *subscription) ssp2.MediaType {
+	if p.req.Header.Accept&ssp2.AcceptSQLite == 0 || !p.s.hasImage(sub.table) {
+		return ssp2.MediaRows
+	}
+	return ssp2.MediaSQLite
+}
+
+func (s *Service) hasImage(t *schema.Table) bool { return s.images[t.Index] }
+
+// shares says whether segments of others may answer the client.
+func (p *Pull) shares() bool {
+	return p.s.segments != nil && p.req.Header.Accept&ssp2.AcceptExternalRows != 0
+}
+
+// settle tells those who wait what came of the first pages that this pull has read, and
+// makes those that more follows the begin of a chain.
+func (p *Pull) settle(subs []*subscription) {
+	for _, sub := range subs {
+		pr := sub.leads
+		if pr == nil {
+			continue
+		}
+		key := p.probeKey(sub)
+		sub.leads = nil
+		if sub.answered && sub.mode == modeBootstrap && sub.resume == nil && p.LogEpoch == key.LogEpoch {
+			pr.pin, pr.epoch = sub.pin, p.LogEpoch
+			if sc := sub.scan; sc.ended && len(sc.pages) == 1 {
+				pg := *sc.pages[0] // the scan ends with it, and leaves its memory alone
+				pr.page = &pg
+			} else {
+				pr.large = true
+				sub.shared, sub.scan = true, nil
+				if key.MediaType == ssp2.MediaRows {
+					p.use(sub, p.s.shared.adopt(p.s, p.chainKey(sub, ssp2.MediaRows), sub, sc, sub.pin))
+				}
+			}
+		}
+		p.s.shared.settle(key, pr)
+	}
+}
+
+// use makes a chain, which was joined, the one of a subscription.
+func (p *Pull) use(sub *subscription, c *chain) {
+	sub.chain = c
+	p.chains = append(p.chains, c)
+}
+
+// await waits for the first page that somebody else reads, and takes it when it is all
+// there is.
+func (p *Pull) await(ctx context.Context, sub *subscription) error {
+	pr := sub.follows
+	sub.follows = nil
+	select {
+	case <-pr.done:
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for a page: %w", context.Cause(ctx))
+	}
+	if pr.page == nil || pr.epoch != p.LogEpoch {
+		return nil // a chain answers, also when the other one failed
+	}
+	sub.shared = false
+	p.begin(sub)
+	if pr.pin >= p.least(p.gate.MaxCommitSeq) {
+		pg := *pr.page
+		sub.pin = pr.pin
+		sub.scan.pages, sub.scan.ended = []*page{&pg}, true
+	}
+	return nil
+}
+
+// least is the least pin that answers a bootstrap for which seq would do.
+func (p *Pull) least(seq int64) int64 { return max(seq, p.req.AfterSeq, p.gate.HorizonSeq) }
+
+// attach finds the chain that answers a subscription, from the store or in the making.
+// When there is none, the subscription is answered by this pull alone.
+func (p *Pull) attach(ctx context.Context, sub *subscription) error {
+	if sub.resume != nil {
+		return p.attachTo(ctx, sub, p.chainKey(sub, ssp2.MediaRows))
+	}
+	if key := p.chainKey(sub, p.lane(sub)); key.MediaType == ssp2.MediaSQLite && !p.s.shared.isUnfit(key) {
+		return p.attachTo(ctx, sub, key)
+	}
+	return p.attachTo(ctx, sub, p.chainKey(sub, ssp2.MediaRows))
+}
+
+func (p *Pull) attachTo(ctx context.Context, sub *subscription, key chainKey) error {
+	found, err := p.s.segments.Find(ctx, key.Key)
+	if err != nil {
+		return fmt.Errorf("finding segments: %w", err)
+	}
+	expires := p.s.clock().Add(leastLife).UnixMilli()
+	if sub.resume != nil {
+		if pages, complete := chainOf(found, sub.pin, key.rows, nil, expires); len(pages) > 0 {
+			c := p.s.shared.join(p.s, key, sub, pages, complete)
+			p.use(sub, c)
+			if i, ok := c.find(sub.resume.at.cursor()); ok {
+				sub.from = i
+				return nil
+			}
+			sub.chain = nil
+		}
+		return nil
+	}
+	last := int64(-1)
+	for _, m := range found {
+		if m.AsOfCommitSeq == last || m.RowCursor != nil {
+			continue
+		}
+		last = m.AsOfCommitSeq
+		pages, complete := chainOf(found, last, key.rows, nil, expires)
+		if len(pages) == 0 {
+			continue
+		}
+		serves, err := p.serves(ctx, sub, last)
+		if err != nil {
+			return err
+		}
+		if serves {
+			c := p.s.shared.join(p.s, key, sub, pages, complete)
+			if sub.chain != nil && sub.chain != c {
+				p.drop(sub.chain) // what was begun is not needed
+			}
+			p.use(sub, c)
+			return nil
+		}
+		break // older ones serve less
+	}
+	if sub.chain == nil || sub.chain.key != key {
+		p.use(sub, p.s.shared.begin(p.s, key, sub, p.least(0)))
+	}
+	return nil
+}
+
+// drop ends the use of a chain.
+func (p *Pull) drop(c *chain) {
+	for i := range p.chains {
+		if p.chains[i] == c {
+			p.chains = append(p.chains[:i], p.chains[i+1:]...)
+			c.leave(false)
+			return
+		}
+	}
+}
+
+// serves says whether segments of a pin answer a bootstrap: the log must reach back to
+// it, and what follows must fit in one window.
+func (p *Pull) serves(ctx context.Context, sub *subscription, pin int64) (bool, error) {
+	if pin < p.least(0) {
+		return false, nil
+	}
+	if pin >= p.gate.MaxCommitSeq {
+		return true, nil
+	}
+	n, err := p.s.countChanges(ctx, p.req.Partition, sub, pin, p.changes)
+	if err != nil {
+		return false, err
+	}
+	return n <= int64(p.changes), nil
+}
+
+// sendShared sends pages of a chain. It returns false when the chain does not go on, and
+// sub.scan is then where this pull has to go on alone.
+func (p *Pull) sendShared(ctx context.Context, out *pieces, sub *subscription) (done bool, err error) {
+	if sub.follows != nil {
+		if err := out.flush(); err != nil {
+			return false, err
+		}
+		if err := p.await(ctx, sub); err != nil || !sub.shared {
+			return false, err
+		}
+	}
+	at := position{}
+	if sub.resume != nil {
+		at = sub.resume.at
+	}
+	if err := p.attach(ctx, sub); err != nil {
+		if ctx.Err() != nil {
+			return false, err
+		}
+		p.s.log.WarnContext(ctx, "a bootstrap does without stored segments", "table", sub.table.Name, "error", err)
+		sub.chain = nil
+	}
+	first := true
+	for i := sub.from; sub.chain != nil; i++ {
+		c := sub.chain
+		if err := out.flush(); err != nil {
+			return false, err
+		}
+		m, ok, err := c.page(ctx, i)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return false, err
+		case err != nil:
+			p.s.log.WarnContext(ctx, "a bootstrap goes on without its segments", "table", sub.table.Name, "error", err)
+			if first && c.key.MediaType == ssp2.MediaSQLite && p.s.shared.isUnfit(c.key) {
+				if err := p.attachTo(ctx, sub, p.chainKey(sub, ssp2.MediaRows)); err != nil {
+					return false, err
+				}
+				i--
+				continue
+			}
+		}
+		if !ok || first && sub.resume == nil && m.AsOfCommitSeq < p.least(0) {
+			break
+		}
+		if sent, err := p.deliverStored(ctx, out, sub, m); err != nil {
+			return false, err
+		} else if !sent {
+			break
+		}
+		first = false
+		sub.pin = m.AsOfCommitSeq
+		sub.pages--
+		if m.NextRowCursor == nil || sub.pages == 0 {
+			return true, p.endBootstrap(out, sub, m.NextRowCursor)
+		}
+		at, _ = parseCursor(*m.NextRowCursor)
+	}
+	sub.shared = false
+	p.begin(sub)
+	sub.scan.start = at
+	return false, nil
+}
+
+// deliverStored sends a stored page: its descriptor, or the page when it is small. It
+// returns false when the store does not have it any more.
+func (p *Pull) deliverStored(ctx context.Context, out *pieces, sub *subscription, m segment.Meta) (bool, error) {
+	if m.MediaType == ssp2.MediaSQLite || p.isExternal(m.ByteLength) {
+		ref, err := p.descriptor(ctx, m)
+		if err != nil {
+			return false, err
+		}
+		sub.stored++
+		sub.rows += m.RowCount
+		return true, out.add(ref)
+	}
+	frame, err := p.inline(ctx, m)
+	if err != nil {
+		if ctx.Err() != nil {
+			return false, err
+		}
+		p.s.log.WarnContext(ctx, "a stored segment cannot be read", "segment", m.ID, "error", err)
+		return false, nil
+	}
+	sub.inline++
+	sub.rows += m.RowCount
+	sub.bytes += int64(len(frame))
+	return true, out.add(frame)
+}
+
+// inline reads a stored page as a SEGMENT_INLINE frame.
+func (p *Pull) inline(ctx context.Context, m segment.Meta) ([]byte, error) {
+	_, body, err := p.s.segments.Open(ctx, segment.Ref{Partition: m.Partition, LogEpoch: m.LogEpoch, ID: m.ID, ScopeDigest: m.ScopeDigest})
+	if err != nil {
+		return nil, fmt.Errorf("opening a segment: %w", err)
+	}
+	defer func() { _ = body.Close() }()
+	frame, mark := ssp2.BeginFrame(make([]byte, 0, m.ByteLength+16), ssp2.FrameSegmentInline)
+	at := len(frame)
+	frame = frame[:at+int(m.ByteLength)]
+	if _, err := io.ReadFull(body, frame[at:]); err != nil {
+		return nil, fmt.Errorf("reading a segment: %w", err)
+	}
+	if segment.ID(frame[at:]) != m.ID {
+		return nil, errors.New("a stored segment is not what its id says")
+	}
+	return ssp2.EndFrame(frame, mark)
+}
