@@ -30,6 +30,7 @@ type serveCmd struct {
 	schemaFlags
 	listenFlags
 	observeFlags
+	segmentFlags
 	retentionFlags
 	PruneInterval       time.Duration `name:"prune-interval" default:"1h" setting:"" group:"retention" help:"How often the logs are pruned, by one of the servers of a database. 0: never."`
 	DevAuth             bool          `name:"dev-auth" setting:"" group:"auth" help:"Believe every token of the form dev:<actor>:<partition> and allow every scope. Never for data that matters."`
@@ -43,7 +44,7 @@ type serveCmd struct {
 
 // Help explains the command.
 func (*serveCmd) Help() string {
-	return `Serves POST /sync, GET /healthz and GET /readyz. It checks first that the database has the migrations and the ` +
+	return `Serves POST /sync, GET /segments/{id}, GET /healthz and GET /readyz. It checks first that the database has the migrations and the ` +
 		`schema it needs, and otherwise names the command that brings them; it never changes them itself.
 
 Authentication: the program has to be told how to tell who asks, and refuses to start without. For production put it ` +
@@ -91,10 +92,14 @@ func (c *serveCmd) Run(ctx context.Context, p *program) error {
 		return err
 	}
 	defer o.stop()
-	server, err := syncpg.New(pool, syncpg.Config{
+	cfg := syncpg.Config{
 		Schema: s, AppSchema: string(c.AppSchema), Authenticate: a.authenticate, ResolveScopes: a.resolveScopes,
 		Events: o.sink, Logger: p.log, Retention: policy, PruneInterval: interval,
-	})
+	}
+	if err := c.configure(ctx, &cfg); err != nil {
+		return err
+	}
+	server, err := syncpg.New(pool, cfg)
 	if err != nil {
 		return fmt.Errorf("make the server: %w", err)
 	}
