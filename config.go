@@ -11,6 +11,7 @@ import (
 	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/pushsvc"
+	"github.com/syncpg/syncpg/realtime"
 	"github.com/syncpg/syncpg/retention"
 	"github.com/syncpg/syncpg/round"
 	"github.com/syncpg/syncpg/schema"
@@ -112,6 +113,15 @@ type Config struct {
 	// for. Default: 20000.
 	MaxScopeValues int
 
+	// CatchUpChanges is how many changes a subscription may be behind and still be sent
+	// every one of them, although its scope has no more rows than that; beyond, its client
+	// begins anew, which is the shorter way (§8.4). Default: 1000. Negative: any number.
+	CatchUpChanges int
+
+	// ImageDir is where SQLite images of the bootstrap are built, each as a temporary file
+	// of the size of the rows. Default: os.TempDir.
+	ImageDir string
+
 	// InlineSegmentMaxBytes is the size in bytes up to which a bootstrap page rides
 	// in the response although the client takes others too (§5.7). Default: 262144.
 	InlineSegmentMaxBytes int
@@ -148,6 +158,15 @@ type Config struct {
 	// However many servers share a database, one does at a time. Default: 1 hour.
 	// Negative: never; then call Server.Retention().PruneAll, or `syncpg prune`.
 	PruneInterval time.Duration
+
+	// Realtime is about GET /realtime, the channel for sync over sockets (§8): origins,
+	// limits, intervals. Default: the defaults of realtime.Options. Sockets are served
+	// between Server.Start and Server.Stop; meanwhile one connection besides the pool
+	// listens for commits of other processes.
+	Realtime realtime.Options
+
+	// DisableRealtime leaves GET /realtime out.
+	DisableRealtime bool
 
 	// Clock is where all times of commits come from. Default: time.Now.
 	Clock func() time.Time

@@ -25,6 +25,9 @@
 //	if err := server.Ready(ctx); err != nil {
 //		return err // says what is missing and the command that installs it
 //	}
+//	if err := server.Start(ctx); err != nil { // and server.Stop before the pool is closed
+//		return err
+//	}
 //	mux.Handle("/sync-api/", http.StripPrefix("/sync-api", server.Handler()))
 //
 // The database needs two things before, in this order: the migrations of package

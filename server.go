@@ -16,6 +16,7 @@ import (
 	"github.com/syncpg/syncpg/pullsvc"
 	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/pushsvc"
+	"github.com/syncpg/syncpg/realtime"
 	"github.com/syncpg/syncpg/retention"
 	"github.com/syncpg/syncpg/round"
 	"github.com/syncpg/syncpg/schemaddl"
@@ -33,6 +34,7 @@ type Server struct {
 	push    *pushsvc.Service
 	pull    *pullsvc.Service
 	logs    *retention.Service
+	hub     *realtime.Hub // nil: none
 	handler http.Handler
 
 	// listeners are told of commits, and may not be added to once requests are served.
@@ -98,6 +100,7 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 		Schema: cfg.Schema, Clock: cfg.Clock, Gate: epochs, Events: sink, Logger: cfg.Logger,
 		InlineSegmentMaxBytes: cfg.InlineSegmentMaxBytes, Segments: segments, URLs: cfg.SegmentURLs,
 		MaxSubscriptions: cfg.MaxSubscriptions, MaxScopeValues: cfg.MaxScopeValues,
+		CatchUpChanges: cfg.CatchUpChanges, ImageDir: cfg.ImageDir,
 	}); err != nil {
 		return nil, err
 	}
@@ -114,13 +117,27 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.handler, err = httpsync.New(httpsync.Config{
+	requests, err := httpsync.New(httpsync.Config{
 		Rounds: rounds, Segments: rounds, Authenticate: cfg.Authenticate, Ready: s.checks, Logger: cfg.Logger,
 		MaxRequestBytes: cfg.MaxRequestBytes, WriteTimeout: cfg.WriteTimeout,
 	})
 	if err != nil {
 		return nil, err
 	}
+	routes := http.NewServeMux()
+	routes.Handle("/", requests)
+	if !cfg.DisableRealtime {
+		if s.hub, err = realtime.New(pool, realtime.Config{
+			Options: cfg.Realtime, Schema: cfg.Schema, Rounds: rounds, Gate: epochs, Authenticate: cfg.Authenticate,
+			MaxRequestBytes: cfg.MaxRequestBytes, Events: sink, Clock: cfg.Clock, Logger: cfg.Logger,
+		}); err != nil {
+			return nil, err
+		}
+		routes.Handle("/realtime", s.hub)
+		s.background = append(s.background, s.hub)
+		s.listeners = append(s.listeners, s.hub.Committed)
+	}
+	s.handler = routes
 	if cfg.Committed != nil {
 		s.listeners = append(s.listeners, cfg.Committed) // last: it may panic
 	}
@@ -155,9 +172,10 @@ func (s *Server) committed(partition string, seq int64) {
 	}
 }
 
-// Handler returns the HTTP side: POST /sync, GET /segments/{id}, GET /healthz, GET /readyz. Its paths
-// begin at the root; under a prefix, mount it with http.StripPrefix. See package
-// httpsync for what it leaves to the host.
+// Handler returns the HTTP side: POST /sync, GET /segments/{id}, GET /realtime, GET /healthz,
+// GET /readyz. Its paths begin at the root; under a prefix, mount it with http.StripPrefix. See package
+// httpsync for what it leaves to the host, and package realtime for sockets, which are
+// served between [Server.Start] and [Server.Stop].
 func (s *Server) Handler() http.Handler { return s.handler }
 
 // Push returns the service behind the push half of a round, for hosts that bring
@@ -167,6 +185,9 @@ func (s *Server) Push() *pushsvc.Service { return s.push }
 // Pull returns the service behind the pull half of a round. It asks neither
 // Authenticate nor ResolveScopes.
 func (s *Server) Pull() *pullsvc.Service { return s.pull }
+
+// Realtime returns the realtime channel, nil when Config.DisableRealtime is set.
+func (s *Server) Realtime() *realtime.Hub { return s.hub }
 
 // Retention returns the service that looks after the logs: pruning now, and rotating
 // log epochs after a backup was restored.

@@ -420,11 +420,72 @@ $$;
 comment on function syncpg.sync_record_client(text, text, text, smallint, bigint, text, bigint, boolean) is
   'Records what a pull left of its client: wire version, cursor (§4.5), subscription list (§8.1; NULL keeps the stored one); binds a new client to the actor (§1.5). Returns the actor the client belongs to; nothing was written when that is another one. p_relaxed: losing this in a crash is harmless, so do not wait for the disk; call it in a transaction of its own then, which it turns synchronous_commit off for. Locks: the client''s row.';
 
+create function syncpg.sync_read_client(p_partition text, p_client_id text)
+returns table (actor_id text, wire_version smallint, cursor bigint, subscriptions text, max_commit_seq bigint)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+begin
+  return query
+  select c.actor_id, c.wire_version, c.cursor, c.subscriptions, p.max_commit_seq
+    from (values (true)) as one(row)
+    left join syncpg.sync_clients as c on c.partition = p_partition and c.client_id = p_client_id
+    left join syncpg.sync_partitions as p on p.partition = p_partition;
+end
+$$;
+comment on function syncpg.sync_read_client(text, text) is
+  'What the newest pull of a client left (§8.1): actor, wire version, cursor and subscription list, NULL where there is none; and the newest commit of the partition. Always one row. Locks: none.';
+
+create function syncpg.sync_record_acks(
+  p_partitions text[], p_client_ids text[], p_actor_ids text[], p_cursors bigint[], p_at_ms bigint[])
+returns integer
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+  v_recorded integer;
+begin
+  perform set_config('synchronous_commit', 'off', true);
+  -- The rows are locked one after the other, so that two callers that bring them in the
+  -- same order do not wait for each other.
+  with acked as materialized (
+    select c.partition, c.client_id, least(a.cursor, p.max_commit_seq) as cursor, a.at_ms
+      from unnest(p_partitions, p_client_ids, p_actor_ids, p_cursors, p_at_ms)
+             as a(partition, client_id, actor_id, cursor, at_ms)
+     cross join lateral (
+             select k.partition, k.client_id
+               from syncpg.sync_clients as k
+              where k.partition = a.partition and k.client_id = a.client_id and k.actor_id = a.actor_id
+                and k.cursor < a.cursor and k.updated_at_ms <= a.at_ms
+                for no key update) as c
+     cross join lateral (
+             select s.max_commit_seq from syncpg.sync_partitions as s where s.partition = a.partition limit 1) as p
+  )
+  update syncpg.sync_clients as c
+     set cursor = a.cursor, updated_at_ms = a.at_ms
+    from acked as a
+   where c.partition = a.partition and c.client_id = a.client_id and c.cursor < a.cursor;
+  get diagnostics v_recorded = row_count;
+  return v_recorded;
+end
+$$;
+comment on function syncpg.sync_record_acks(text[], text[], text[], bigint[], bigint[]) is
+  'Moves the cursors of clients to what they acknowledged (§8.2), never back and never past the log. Left alone: a client of another actor, one without a cursor, and one whose record is newer than the acknowledgement, which a pull has made. Returns how many moved. Losing this in a crash is harmless, so it does not wait for the disk: call it in a transaction of its own. Locks: the rows of the clients, in the order given.';
+
 revoke execute on all functions in schema syncpg from public;
 insert into syncpg.sync_migrations (version, breaking) values (4, false);
 
 ---- create above / drop below ----
 
+drop function syncpg.sync_record_acks(text[], text[], text[], bigint[], bigint[]);
+drop function syncpg.sync_read_client(text, text);
 drop function syncpg.sync_record_client(text, text, text, smallint, bigint, text, bigint, boolean);
 drop function syncpg.sync_count_changes(text, text, text, bigint, integer);
 drop function syncpg.sync_scan_rows(text, text[], text[], bigint[], integer[], text[], integer, bigint, bigint);

@@ -1,12 +1,19 @@
 package pullsvc_test
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
+	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
+
+	"github.com/syncpg/syncpg/ssp2"
 )
 
 const (
@@ -188,4 +195,69 @@ func TestPlanOfManyKeys(t *testing.T) {
 	t.Logf("%d buffers for %d rows", buffers, rows)
 	require.Equal(t, 101, rows)
 	require.Less(t, buffers, 10_000)
+}
+
+// TestQuietPullOfALongLog: a pull of ten subscriptions that has nothing new to say is one
+// round trip, whether the client is at the end of a long log or before commits of
+// others; what it reads of the log, it reads by index alone.
+func TestQuietPullOfALongLog(t *testing.T) {
+	t.Parallel()
+	const commits, others = 200_000, 1000
+	b := setup(t)
+	for _, sql := range []string{
+		`insert into syncpg.sync_commits (partition, commit_seq, client_id, client_commit_id, actor_id, created_at_ms, change_count)
+		 select 'p1', s, 'w', s::text, 'alice', 0, 1 from generate_series(1, $1::integer) as s`,
+		`insert into syncpg.sync_changes (partition, commit_seq, change_index, table_name, row_id, op, row_version, scopes, payload)
+		 select 'p1', s, 0, 'docs', 'd' || s, 1, 1, array['folderId=' || s % 20, 'org=o' || case when s > $1 - 1000 then 'others' else (s % 20)::text end], '\x00'
+		   from generate_series(1, $1::integer) as s`,
+		`insert into syncpg.sync_change_scopes (partition, table_name, scope_key, commit_seq)
+		 select partition, table_name, k, commit_seq from syncpg.sync_changes, unnest(scopes) as k where commit_seq <= $1 and k like 'org=%'`,
+		`update syncpg.sync_partitions set max_commit_seq = $1 where partition = 'p1'`,
+	} {
+		b.exec(t, sql, commits)
+	}
+	b.exec(t, `vacuum syncpg.sync_change_scopes`)
+
+	var subs []ssp2.Subscription
+	for i := range 10 {
+		subs = append(subs, sub(strconv.Itoa(i), "docs", commits, docScopes([]string{fmt.Sprint("o", i)}, nil)))
+	}
+	b.pull(t, request(subs...))
+	b.counter.Reset()
+	for _, s := range b.pull(t, request(subs...)) {
+		require.Empty(t, s.Commits)
+		require.Equal(t, int64(commits), s.End.NextCursor)
+	}
+	require.Equal(t, 1, b.counter.RoundTrips(), b.counter.Statements())
+
+	// What functions do inside is told by a module of the database.
+	config, err := pgx.ParseConfig(b.db.DSN)
+	require.NoError(t, err)
+	var plans []string
+	config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { plans = append(plans, n.Message) }
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
+	for _, sql := range []string{
+		`load 'auto_explain'`, `set auto_explain.log_min_duration = 0`, `set auto_explain.log_nested_statements = on`,
+		`set auto_explain.log_analyze = on`, `set client_min_messages = log`,
+	} {
+		_, err := conn.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	tables, scopes, cursors := make([]string, 10), make([]string, 10), make([]int64, 10)
+	for i := range tables {
+		tables[i], scopes[i] = "docs", fmt.Sprintf(`{"org":["o%d"]}`, i)
+		cursors[i] = commits - others + int64(i%2)*others
+	}
+	rows := 0
+	require.NoError(t, conn.QueryRow(t.Context(), `select count(*) from syncpg.sync_read_windows('p1', $1, $2, $3, 1000, 1000000, 1000000)`,
+		tables, scopes, cursors).Scan(&rows))
+	require.Equal(t, 5, rows, "those at the end have no window, the others an empty one")
+	log := strings.Join(plans, "\n")
+	require.NotContains(t, log, "Seq Scan")
+	require.Regexp(t, `Index Only Scan using \S+ on sync_change_scopes`, log)
+	for _, scan := range regexp.MustCompile(`Scan .*on (sync_change\w*|sync_commits)\b.*`).FindAllString(log, -1) {
+		require.Contains(t, log, "Only "+scan, "a quiet pull reads the log itself: %s", log)
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"math"
 
 	"github.com/jackc/pgx/v5"
 
@@ -56,7 +55,8 @@ type work struct {
 	// rows and bytes bound each of the pages.
 	rows, bytes int64
 	stream      *subscription // to go on with
-	// all takes all rows of the stream, instead of its scan.
+	// all takes the rows of the stream, instead of its scan: up to rows of them, whose
+	// payloads are left out when they have over bytes.
 	all func(iter.Seq2[ssp2.SegmentRow, error]) error
 }
 
@@ -186,7 +186,7 @@ func (p *Pull) flush(ctx context.Context, w work, classify func() error) error {
 		var most int64
 		asked, most = sc.ask(w.stream.pages)
 		if w.all != nil {
-			asked, most = math.MaxInt32, math.MaxInt32
+			asked, most = w.rows, w.bytes
 		}
 		queue(pinPlans)
 		sc.queueStream(queue, p.req.Partition, asked, most)

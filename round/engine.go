@@ -278,6 +278,13 @@ func (e *Engine) rotated(req *ssp2.Request, logEpoch string, out *response) erro
 	})
 }
 
+// Resolve asks the host what an actor may read, for what is no round: a connection that
+// registers what its client pulled before (§8.1). As in a round, a failing resolver grants
+// nothing and is no error, and an authority out of reach is one.
+func (e *Engine) Resolve(ctx context.Context, req ScopeRequest) (scope.Resolution, error) {
+	return e.resolve(ctx, req)
+}
+
 // resolve asks the host, once, what the actor may read and write.
 func (e *Engine) resolve(ctx context.Context, req ScopeRequest) (scope.Resolution, error) {
 	allowed, err := e.askHost(ctx, req)

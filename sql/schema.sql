@@ -1001,6 +1001,23 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_put_segment(p_partition text, p_segment_id text, p_scope_digest text, p_description bytea, p_log_epoch text, p_table_name text, p_media_type smallint, p_schema_version integer, p_as_of_commit_seq bigint, p_row_cursor text, p_next_row_cursor text, p_row_count bigint, p_byte_length bigint, p_expires_at bigint, p_first_chunk bytea) IS 'Describes a segment and stores its first chunk (§5.1). True: the bytes are new, and the caller stores the other chunks in the same transaction. False: they were there, only the expiry was moved on. Waits for who stores or deletes the same bytes; locks the description, then chunk 0.';
 
+CREATE FUNCTION syncpg.sync_read_client(p_partition text, p_client_id text) RETURNS TABLE(actor_id text, wire_version smallint, cursor bigint, subscriptions text, max_commit_seq bigint)
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+  return query
+  select c.actor_id, c.wire_version, c.cursor, c.subscriptions, p.max_commit_seq
+    from (values (true)) as one(row)
+    left join syncpg.sync_clients as c on c.partition = p_partition and c.client_id = p_client_id
+    left join syncpg.sync_partitions as p on p.partition = p_partition;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_read_client(p_partition text, p_client_id text) IS 'What the newest pull of a client left (§8.1): actor, wire version, cursor and subscription list, NULL where there is none; and the newest commit of the partition. Always one row. Locks: none.';
+
 CREATE FUNCTION syncpg.sync_read_news(p_partitions text[], p_seqs bigint[], p_max_behind bigint, p_max_commits integer, p_commit_bytes bigint, p_max_bytes bigint) RETURNS TABLE(ord integer, commit_seq bigint, created_at_ms bigint, actor_id text, bytes bigint, table_name text, row_id text, op smallint, row_version bigint, scopes text[], payload bytea, max_commit_seq bigint, horizon_seq bigint, log_epoch text, schema_version integer)
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1284,6 +1301,45 @@ end
 $$;
 
 COMMENT ON FUNCTION syncpg.sync_read_windows(p_partition text, p_tables text[], p_scopes text[], p_cursors bigint[], p_limit integer, p_window_bytes bigint, p_max_bytes bigint) IS 'The commit windows (§4.5) of the subscriptions i: changes of p_tables[i] after p_cursors[i] that match every variable of p_scopes[i] (a JSON object of variable to values, neither empty; SQLSTATE SY005), oldest first. Passed over: a cursor below the horizon, and one from the newest commit on, which has no window. A window ends before the commit that would make it hold over p_limit changes, or after the one that makes its payloads reach p_window_bytes; its first commit always comes whole. No window is begun after p_max_bytes. Each ends with a row whose row_id is NULL and whose commit_seq is the next cursor; changes returned of a commit above it are to be dropped. Takes no locks.';
+
+CREATE FUNCTION syncpg.sync_record_acks(p_partitions text[], p_client_ids text[], p_actor_ids text[], p_cursors bigint[], p_at_ms bigint[]) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    AS $$
+declare
+  v_recorded integer;
+begin
+  perform set_config('synchronous_commit', 'off', true);
+  -- The rows are locked one after the other, so that two callers that bring them in the
+  -- same order do not wait for each other.
+  with acked as materialized (
+    select c.partition, c.client_id, least(a.cursor, p.max_commit_seq) as cursor, a.at_ms
+      from unnest(p_partitions, p_client_ids, p_actor_ids, p_cursors, p_at_ms)
+             as a(partition, client_id, actor_id, cursor, at_ms)
+     cross join lateral (
+             select k.partition, k.client_id
+               from syncpg.sync_clients as k
+              where k.partition = a.partition and k.client_id = a.client_id and k.actor_id = a.actor_id
+                and k.cursor < a.cursor and k.updated_at_ms <= a.at_ms
+                for no key update) as c
+     cross join lateral (
+             select s.max_commit_seq from syncpg.sync_partitions as s where s.partition = a.partition limit 1) as p
+  )
+  update syncpg.sync_clients as c
+     set cursor = a.cursor, updated_at_ms = a.at_ms
+    from acked as a
+   where c.partition = a.partition and c.client_id = a.client_id and c.cursor < a.cursor;
+  get diagnostics v_recorded = row_count;
+  return v_recorded;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_record_acks(p_partitions text[], p_client_ids text[], p_actor_ids text[], p_cursors bigint[], p_at_ms bigint[]) IS 'Moves the cursors of clients to what they acknowledged (§8.2), never back and never past the log. Left alone: a client of another actor, one without a cursor, and one whose record is newer than the acknowledgement, which a pull has made. Returns how many moved. Losing this in a crash is harmless, so it does not wait for the disk: call it in a transaction of its own. Locks: the rows of the clients, in the order given.';
 
 CREATE FUNCTION syncpg.sync_record_client(p_partition text, p_client_id text, p_actor_id text, p_wire_version smallint, p_cursor bigint, p_subscriptions text, p_now bigint, p_relaxed boolean) RETURNS text
     LANGUAGE plpgsql
@@ -1944,6 +2000,8 @@ REVOKE ALL ON FUNCTION syncpg.sync_prune_reactions(p_partition text, p_completed
 
 REVOKE ALL ON FUNCTION syncpg.sync_put_segment(p_partition text, p_segment_id text, p_scope_digest text, p_description bytea, p_log_epoch text, p_table_name text, p_media_type smallint, p_schema_version integer, p_as_of_commit_seq bigint, p_row_cursor text, p_next_row_cursor text, p_row_count bigint, p_byte_length bigint, p_expires_at bigint, p_first_chunk bytea) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION syncpg.sync_read_client(p_partition text, p_client_id text) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION syncpg.sync_read_news(p_partitions text[], p_seqs bigint[], p_max_behind bigint, p_max_commits integer, p_commit_bytes bigint, p_max_bytes bigint) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_read_pull_gate(p_partition text, p_client_id text, p_subscriptions_digest bytea) FROM PUBLIC;
@@ -1951,6 +2009,8 @@ REVOKE ALL ON FUNCTION syncpg.sync_read_pull_gate(p_partition text, p_client_id 
 REVOKE ALL ON FUNCTION syncpg.sync_read_segment_chunk(p_partition text, p_segment_id text, p_chunk_index integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_read_windows(p_partition text, p_tables text[], p_scopes text[], p_cursors bigint[], p_limit integer, p_window_bytes bigint, p_max_bytes bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_record_acks(p_partitions text[], p_client_ids text[], p_actor_ids text[], p_cursors bigint[], p_at_ms bigint[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_record_client(p_partition text, p_client_id text, p_actor_id text, p_wire_version smallint, p_cursor bigint, p_subscriptions text, p_now bigint, p_relaxed boolean) FROM PUBLIC;
 

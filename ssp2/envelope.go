@@ -252,6 +252,16 @@ func newFrame(t FrameType) payloadCodec {
 	}
 }
 
+// DecodeFrame decodes the payload of one frame of a message, an unknown one as
+// [*UnknownFrame]. Byte slices of the result alias the payload, strings are copies. END
+// is not a frame. Whether the frame may stand where it stands is for [Reader].
+func DecodeFrame(v WireVersion, k Kind, t FrameType, payload []byte) (Frame, error) {
+	if !v.supported() {
+		return nil, invalid("wire version %d is not supported (1, 2 and 3 are)", v)
+	}
+	return decodeFrame(v, k, t, payload)
+}
+
 // decodeFrame decodes one payload in a message of kind k. The frame may alias
 // the payload.
 func decodeFrame(v WireVersion, k Kind, t FrameType, payload []byte) (Frame, error) {

@@ -32,6 +32,7 @@ type serveCmd struct {
 	observeFlags
 	segmentFlags
 	retentionFlags
+	realtimeFlags
 	PruneInterval       time.Duration `name:"prune-interval" default:"1h" setting:"" group:"retention" help:"How often the logs are pruned, by one of the servers of a database. 0: never."`
 	DevAuth             bool          `name:"dev-auth" setting:"" group:"auth" help:"Believe every token of the form dev:<actor>:<partition> and allow every scope. Never for data that matters."`
 	DevAuthRemote       bool          `name:"dev-auth-remote" setting:"" group:"auth" help:"Let --dev-auth listen on other addresses than loopback ones, where anybody who reaches them may read and write everything."`
@@ -44,7 +45,7 @@ type serveCmd struct {
 
 // Help explains the command.
 func (*serveCmd) Help() string {
-	return `Serves POST /sync, GET /segments/{id}, GET /healthz and GET /readyz. It checks first that the database has the migrations and the ` +
+	return `Serves POST /sync, GET /segments/{id}, GET /realtime, GET /healthz and GET /readyz. It checks first that the database has the migrations and the ` +
 		`schema it needs, and otherwise names the command that brings them; it never changes them itself.
 
 Authentication: the program has to be told how to tell who asks, and refuses to start without. For production put it ` +
@@ -52,10 +53,10 @@ Authentication: the program has to be told how to tell who asks, and refuses to 
 		`(--auth-header-…). That is safe when two things hold: the proxy removes these headers from what clients send, and ` +
 		`clients cannot reach this server past it. The second is checked: requests from other addresses than ` +
 		`--trusted-proxy are refused. Why a request was refused is logged at --log-level debug. Programs that decide in Go embed ` +
-		`the package instead.
+		`the package instead. A socket has the headers of the request that opened it for as long as it is open.
 
 TLS ends at the proxy. Sizes of the pool are part of the database URL: ?pool_max_conns=20. Behind a pooler in ` +
-		`transaction mode add ?default_query_exec_mode=exec.
+		`transaction mode add ?default_query_exec_mode=exec, and give --listen-url or --poll-only.
 
 With --metrics-listen a second listener serves GET /metrics in the format of Prometheus. It asks nobody who they are and ` +
 		`tells numbers only, no partition, actor or row; keep it where only the monitoring reaches it.`
@@ -92,14 +93,17 @@ func (c *serveCmd) Run(ctx context.Context, p *program) error {
 		return err
 	}
 	defer o.stop()
-	cfg := syncpg.Config{
+	conf := syncpg.Config{
 		Schema: s, AppSchema: string(c.AppSchema), Authenticate: a.authenticate, ResolveScopes: a.resolveScopes,
 		Events: o.sink, Logger: p.log, Retention: policy, PruneInterval: interval,
 	}
-	if err := c.configure(ctx, &cfg); err != nil {
+	if err := c.apply(&conf); err != nil {
 		return err
 	}
-	server, err := syncpg.New(pool, cfg)
+	if err := c.configure(ctx, &conf); err != nil {
+		return err
+	}
+	server, err := syncpg.New(pool, conf)
 	if err != nil {
 		return fmt.Errorf("make the server: %w", err)
 	}

@@ -49,11 +49,21 @@ func run(args []string) error {
 		return fmt.Errorf("open the pool: %w", err)
 	}
 	defer pool.Close()
-	handler, err := newHandler(ctx, pool, ir)
+	syncer, err := newServer(ctx, pool, ir)
 	if err != nil {
 		return err
 	}
-	server := &http.Server{Addr: "127.0.0.1:8080", Handler: handler, ReadHeaderTimeout: 10 * time.Second}
+	if err := syncer.Start(ctx); err != nil {
+		return fmt.Errorf("start the sync server: %w", err)
+	}
+	defer func() {
+		deadline, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		if err := syncer.Stop(deadline); err != nil {
+			slog.Warn("stopping", "error", err)
+		}
+	}()
+	server := &http.Server{Addr: "127.0.0.1:8080", Handler: routes(syncer), ReadHeaderTimeout: 10 * time.Second}
 	ended := make(chan error, 1)
 	context.AfterFunc(ctx, func() { ended <- server.Shutdown(context.WithoutCancel(ctx)) })
 	if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
@@ -62,8 +72,8 @@ func run(args []string) error {
 	return <-ended // requests under way are answered
 }
 
-// newHandler returns the routes of the app, the sync server among them.
-func newHandler(ctx context.Context, pool *pgxpool.Pool, ir []byte) (http.Handler, error) {
+// newServer makes the sync server.
+func newServer(ctx context.Context, pool *pgxpool.Pool, ir []byte) (*syncpg.Server, error) {
 	schema, err := syncpg.ParseSchema(ir) // what the code generator of the clients wrote
 	if err != nil {
 		return nil, fmt.Errorf("compile the schema: %w", err)
@@ -81,10 +91,15 @@ func newHandler(ctx context.Context, pool *pgxpool.Pool, ir []byte) (http.Handle
 	if err := server.Ready(ctx); err != nil {
 		return nil, fmt.Errorf("before serving: %w", err) // names what is missing and the command that brings it
 	}
+	return server, nil
+}
+
+// routes are those of the app, the sync server among them.
+func routes(syncer *syncpg.Server) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/sync-api/", http.StripPrefix("/sync-api", server.Handler()))
+	mux.Handle("/sync-api/", http.StripPrefix("/sync-api", syncer.Handler()))
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "the app's own pages") })
-	return mux, nil
+	return mux
 }
 
 // app is what was there before.

@@ -20,7 +20,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestTheAppServesSyncNextToItsPages(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
-	_, err := newHandler(t.Context(), pool, sample.IR())
+	_, err := newServer(t.Context(), pool, sample.IR())
 	require.ErrorContains(t, err, "syncpg schema apply")
 
 	schema, err := syncpg.ParseSchema(sample.IR())
@@ -35,8 +35,11 @@ func TestTheAppServesSyncNextToItsPages(t *testing.T) {
 		_, err := pool.Exec(t.Context(), sql)
 		require.NoError(t, err)
 	}
-	handler, err := newHandler(t.Context(), pool, sample.IR())
+	syncer, err := newServer(t.Context(), pool, sample.IR())
 	require.NoError(t, err)
+	require.NoError(t, syncer.Start(t.Context()))
+	defer func() { require.NoError(t, syncer.Stop(t.Context())) }()
+	handler := routes(syncer)
 	server := httptest.NewServer(handler)
 	defer server.Close()
 

@@ -151,15 +151,14 @@ var methods = map[string]method{
 	"restoreBackup": call(func(ctx context.Context, i *instance, _ noFields) (any, error) {
 		return nil, i.restoreBackup(ctx)
 	}),
-	// There are no WebSockets yet, so nothing is ever pending.
-	"quiesce": call(func(_ context.Context, _ *instance, body struct {
+	"quiesce": call(func(ctx context.Context, i *instance, body struct {
 		Connections int `json:"connections"`
 	},
 	) (any, error) {
 		if body.Connections < 0 {
 			return nil, badRequest("connections is %d", body.Connections)
 		}
-		return nil, nil
+		return nil, i.quiesce(ctx, body.Connections)
 	}),
 	"close": func(ctx context.Context, h *Host, i *instance, _ []byte) (any, error) {
 		return nil, h.discard(ctx, i)

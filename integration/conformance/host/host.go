@@ -167,12 +167,17 @@ func (h *Host) instance(id string) (*instance, error) {
 	return i, nil
 }
 
+// stopWithin bounds the end of a server, whose sockets may not be read any more.
+const stopWithin = 2 * time.Second
+
 // discard ends an instance and removes its database.
 func (h *Host) discard(ctx context.Context, i *instance) error {
 	h.mu.Lock()
 	delete(h.instances, i.id)
 	h.mu.Unlock()
-	err := i.server.Stop(ctx)
+	stopping, cancel := context.WithTimeout(ctx, stopWithin)
+	defer cancel()
+	err := i.server.Stop(stopping)
 	i.pool.Close()
 	return errors.Join(err, h.drop(ctx, i.id))
 }

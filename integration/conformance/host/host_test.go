@@ -193,7 +193,7 @@ func TestControlCallsThatAreRefused(t *testing.T) {
 		"create with long-lived URLs": {url: create, body: spec(`"signedUrls": {"ttlSeconds": 901}`), status: 400, code: "sync.invalid_request"},
 		"create with negative life":   {url: create, body: spec(`"limits": {"segmentTtlMs": 0}`), status: 400, code: "sync.invalid_request"},
 		"create with a later limit": {
-			url: create, body: spec(`"limits": {"maxDeltaBytes": 1}`), status: 501, code: "host.not_supported",
+			url: create, body: spec(`"limits": {"segmentTtlMs": 1}`), status: 501, code: "host.not_supported",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -60,8 +60,6 @@ func (s instanceSpec) check() error {
 		return badRequest("segmentTtlMs is %d", *s.Limits.SegmentTTLMs)
 	case s.SignedURLs != nil && s.SignedURLs.TTLSeconds != nil && *s.SignedURLs.TTLSeconds < 0:
 		return badRequest("ttlSeconds is %d", *s.SignedURLs.TTLSeconds)
-	case s.Limits.MaxDeltaBytes != nil, s.Limits.MaxPresenceBytes != nil:
-		return notSupported("WebSockets")
 	}
 	return nil
 }
@@ -127,10 +125,19 @@ func (i *instance) start(ctx context.Context) error {
 		config.Validators[t.Name] = i.rules.validateRow
 	}
 	config.PruneInterval = -1 // nothing happens on its own
-	limits := i.limits
-	if limits.MaxOperationsPerRequest != nil {
-		config.MaxOperations = *limits.MaxOperationsPerRequest
+	for _, limit := range []struct {
+		set *int
+		of  *int
+	}{
+		{i.limits.MaxOperationsPerRequest, &config.MaxOperations},
+		{i.limits.MaxDeltaBytes, &config.Realtime.MaxDeltaBytes},
+		{i.limits.MaxPresenceBytes, &config.Realtime.MaxPresenceBytes},
+	} {
+		if limit.set != nil {
+			*limit.of = *limit.set
+		}
 	}
+	limits := i.limits
 	if n := limits.InlineSegmentMaxBytes; n != nil {
 		config.InlineSegmentMaxBytes = *n
 		if *n == 0 {
@@ -154,7 +161,6 @@ func (i *instance) start(ctx context.Context) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /sync", i.serveSync)
 	mux.Handle("/blobs/", notImplemented("blobs"))
-	mux.Handle("/realtime", notImplemented("WebSockets"))
 	mux.Handle("/", i.protocol)
 	var handler http.Handler = mux
 	i.handler.Store(&handler)
@@ -176,6 +182,21 @@ func notImplemented(what string) http.Handler {
 		writeError(w, notSupported(what))
 	})
 }
+
+// quiesce returns when everything that was sent to the server is done, with all that
+// follows from it, and at most that many sockets are left.
+func (i *instance) quiesce(ctx context.Context, sockets int) error {
+	ctx, cancel := context.WithTimeout(ctx, quiesceWithin)
+	defer cancel()
+	position, err := i.position(ctx)
+	if err != nil {
+		return err
+	}
+	return i.server.Realtime().Settle(ctx, sockets, map[string]int64{i.partition: position.maxCommitSeq})
+}
+
+// quiesceWithin is before the driver gives up, so that it is told why.
+const quiesceWithin = 15 * time.Second
 
 // position is where the log of the instance's partition stands.
 type position struct {

@@ -1,0 +1,447 @@
+package realtime
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/syncpg/syncpg/events"
+	"github.com/syncpg/syncpg/round"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+const (
+	// maxWaiting bounds the control events that wait for the socket of a client. One that
+	// reads none of them is closed: it gets the presence of its peers anew when it is back.
+	maxWaiting = 1024
+	// textSlack is what a text may have besides a presence document.
+	textSlack = 64 << 10
+	// chunkBytes is up to how much of a response goes out as one message.
+	chunkBytes = 64 << 10
+)
+
+// conn is one connection.
+type conn struct {
+	hub     *Hub
+	p       *partition
+	ws      *websocket.Conn
+	net     *netConn
+	id      round.Identity
+	name    string // client id
+	session string
+	opened  time.Time
+	values  context.Context //nolint:containedctx // what the host put into the context of the request
+	part    int             // of the connections, in heartbeats
+
+	heard   atomic.Bool // something arrived since the last beat
+	counted bool        // a message is being handled; only the reader looks at it
+
+	// Scratch of a dispatch, under partition.mu, as are the registrations.
+	mark uint64
+	hits []hit
+	regs []*registration
+
+	mu         sync.Mutex
+	closed     bool // nothing is queued any more
+	queue      []item
+	deltaBytes int  // of the deltas in queue
+	writing    bool // a goroutine writes what is in queue
+	pinged     bool // a ping waits for its answer
+	leaving    bool // the server goes away; no further round begins
+	writers    sync.WaitGroup
+
+	wire       ssp2.WireVersion
+	epoch      string
+	acked      int64 // newest acknowledgement
+	observed   int64 // while suppressed: the acknowledgement that ends it
+	suppressed bool
+	stale      bool // until a round: the log became another one
+	ownSeq     int64
+	unacked    []int64 // deltas that are not acknowledged
+	wakeReason ssp2.WakeReason
+	inRound    bool
+	rounds     sync.WaitGroup
+
+	presence map[string]*present // own documents by scope key, under partition.mu
+	held     map[string]heldBack // documents that the rate cap holds back, likewise
+
+	uploading atomic.Bool  // the request of a round is being read
+	progress  atomic.Int64 // of it
+
+	// Only the pulse looks at these.
+	missed  int   // beats since something was heard
+	stalled int   // beats since the request went on
+	reached int64 // progress at the last beat
+}
+
+// item is something to be written: one of these.
+type item struct {
+	delta *delta
+	text  []byte
+	event *presenceEvent
+	chunk []byte // of a response, as a round writer made it
+	done  chan<- error
+	wake  bool
+	close *closing
+}
+
+type closing struct {
+	code   websocket.StatusCode
+	reason string
+}
+
+func (c *conn) client() client { return client{c.id.Partition, c.name} }
+
+func (c *conn) eventSession() events.Session {
+	return events.Session{Partition: c.id.Partition, Actor: c.id.Actor, ClientID: c.name, SessionID: c.session}
+}
+
+// netConn bounds every write to a connection.
+type netConn struct {
+	net.Conn
+	timeout atomic.Int64 // a time.Duration
+}
+
+// closeWithin bounds what is left to do for a connection that the server closes.
+const closeWithin = 5 * time.Second
+
+// hurry gives reads and writes, those under way included, little time.
+func (n *netConn) hurry() {
+	n.timeout.Store(int64(closeWithin))
+	_ = n.SetDeadline(time.Now().Add(closeWithin))
+}
+
+// writeStep is how much a client must take within the write timeout.
+const writeStep = 64 << 10
+
+func (n *netConn) Write(p []byte) (int, error) {
+	written := 0
+	for written < len(p) {
+		_ = n.SetWriteDeadline(time.Now().Add(time.Duration(n.timeout.Load())))
+		m, err := n.Conn.Write(p[written:min(written+writeStep, len(p))])
+		written += m
+		if err != nil {
+			return written, err //nolint:wrapcheck // a connection's errors are compared
+		}
+	}
+	return written, nil
+}
+
+// kill ends a connection at once. It never blocks.
+func (c *conn) kill() { _ = c.net.Close() }
+
+// push queues an item and sees that it is written. c.mu is held.
+func (c *conn) push(it item) {
+	if c.closed {
+		return
+	}
+	if it.chunk == nil && it.close == nil && len(c.queue) >= maxWaiting {
+		// It takes neither deltas, which are bounded before, nor events.
+		c.closed = true
+		c.hub.log.DebugContext(c.values, "client closed: it does not read", "client", c.name, "partition", c.id.Partition)
+		c.kill()
+		return
+	}
+	c.queue = append(c.queue, it)
+	if !c.writing {
+		c.writing = true
+		c.hub.activity.begin()
+		c.writers.Add(1)
+		go c.drain()
+	}
+}
+
+// drain writes what is queued until nothing is.
+func (c *conn) drain() {
+	defer c.writers.Done()
+	defer c.hub.activity.end()
+	var failed error
+	for {
+		c.mu.Lock()
+		if len(c.queue) == 0 {
+			c.writing = false
+			if cap(c.queue) > 16 {
+				c.queue = nil
+			} else {
+				c.queue = c.queue[:0]
+			}
+			c.mu.Unlock()
+			return
+		}
+		it := c.queue[0]
+		c.queue[0] = item{}
+		c.queue = c.queue[1:]
+		var wake *ssp2.Wake
+		switch {
+		case it.wake:
+			wake = &ssp2.Wake{Reason: c.wakeReason, Cursor: max(c.p.latest.Load(), c.observed), TimestampMs: c.hub.nowMs()}
+			c.wakeReason = ""
+		case it.delta != nil:
+			c.deltaBytes -= it.delta.size
+		}
+		c.mu.Unlock()
+		if failed == nil {
+			failed = c.write(it, wake)
+		}
+		if it.done != nil {
+			it.done <- failed
+		}
+		if failed != nil {
+			c.kill()
+		}
+	}
+}
+
+// buffers holds *bytes.Buffer for messages.
+var buffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
+// write writes one item.
+func (c *conn) write(it item, wake *ssp2.Wake) error {
+	ctx := c.values // netConn bounds it
+	switch {
+	case it.close != nil:
+		c.net.hurry()
+		_ = c.ws.Close(it.close.code, it.close.reason)
+		return net.ErrClosed
+	case wake != nil:
+		text, err := ssp2.AppendControl(nil, wake)
+		if err != nil {
+			return fmt.Errorf("encoding a wake-up: %w", err)
+		}
+		if err := c.ws.Write(ctx, websocket.MessageText, text); err != nil {
+			return err //nolint:wrapcheck // it ends the connection
+		}
+		events.Emit(ctx, c.hub.cfg.Events, events.RealtimeWakeSent{Session: c.eventSession(), Reason: wake.Reason})
+		return nil
+	case it.text != nil:
+		return c.ws.Write(ctx, websocket.MessageText, it.text) //nolint:wrapcheck // likewise
+	case it.event != nil:
+		text, err := it.event.text()
+		if err != nil {
+			return fmt.Errorf("encoding presence: %w", err)
+		}
+		return c.ws.Write(ctx, websocket.MessageText, text) //nolint:wrapcheck // likewise
+	case it.chunk != nil:
+		return c.ws.Write(ctx, websocket.MessageBinary, it.chunk) //nolint:wrapcheck // likewise
+	}
+	buf, _ := buffers.Get().(*bytes.Buffer)
+	defer func() {
+		if buf.Cap() <= 1<<20 {
+			buf.Reset()
+			buffers.Put(buf)
+		}
+	}()
+	buf.Grow(it.delta.size)
+	message, err := it.delta.append(buf.AvailableBuffer(), c.hub.cfg.Schema.Version)
+	if err != nil {
+		return fmt.Errorf("encoding a delta: %w", err)
+	}
+	if err := c.ws.Write(ctx, websocket.MessageBinary, message); err != nil {
+		return err //nolint:wrapcheck // likewise
+	}
+	events.Emit(ctx, c.hub.cfg.Events, events.RealtimeDeltaSent{
+		Session: c.eventSession(), CommitSeq: it.delta.seq, Changes: it.delta.changes, Bytes: int64(len(message)),
+	})
+	return nil
+}
+
+// violation is what a client did against the rules of the channel. It ends the
+// connection with a close code.
+type violation struct {
+	code   websocket.StatusCode
+	reason string
+}
+
+func (v *violation) Error() string { return v.reason }
+
+func violated(code websocket.StatusCode, format string, args ...any) error {
+	return &violation{code, fmt.Sprintf(format, args...)}
+}
+
+// serve reads until the connection ends, and then takes it down.
+func (c *conn) serve(base context.Context) {
+	ctx, cancel := context.WithCancel(c.values)
+	stop := context.AfterFunc(base, cancel)
+	err := c.readAll(ctx)
+	stop()
+	cancel() // a round in flight
+	if v, ok := errors.AsType[*violation](err); ok {
+		c.hub.log.DebugContext(c.values, "client closed: it broke a rule", "client", c.name, "partition", c.id.Partition, "reason", v.reason)
+		c.expel(v)
+	} else {
+		c.kill()
+	}
+	c.teardown()
+}
+
+// expel closes the connection with the reason, instead of all that is still to be written.
+func (c *conn) expel(v *violation) {
+	c.net.hurry()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range c.queue {
+		if done := c.queue[i].done; done != nil {
+			done <- net.ErrClosed
+		}
+		c.queue[i] = item{}
+	}
+	c.queue, c.deltaBytes = c.queue[:0], 0
+	c.push(item{close: &closing{v.code, v.reason}})
+	c.closed = true
+}
+
+// readAll handles messages until one of them, or reading, ends the connection.
+func (c *conn) readAll(ctx context.Context) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			c.hub.log.ErrorContext(c.values, "panic while serving a connection", "panic", v, "stack", string(debug.Stack()))
+			err = violated(websocket.StatusInternalError, "the server failed")
+		}
+	}()
+	for {
+		m, err := c.next()
+		if err != nil {
+			return err
+		}
+		if m.round {
+			err = c.beginRound(ctx, m)
+		} else {
+			err = c.control(m.text)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// message is one message of a client: a text, or a chunk of a round that is yet to be read.
+type message struct {
+	round bool
+	text  []byte
+	body  io.Reader
+}
+
+// next returns the next message. What came before counts as handled.
+func (c *conn) next() (message, error) {
+	if c.counted {
+		c.counted = false
+		c.hub.activity.end()
+	}
+	kind, r, err := c.ws.Reader(c.values)
+	if err != nil {
+		return message{}, err //nolint:wrapcheck // it only ends the connection
+	}
+	c.counted = true
+	c.hub.activity.begin()
+	c.heard.Store(true)
+	if kind == websocket.MessageText {
+		limit := int64(c.hub.cfg.MaxPresenceBytes) + textSlack
+		text, err := io.ReadAll(io.LimitReader(r, limit+1))
+		switch {
+		case err != nil:
+			return message{}, err //nolint:wrapcheck // likewise
+		case int64(len(text)) > limit:
+			return message{}, violated(websocket.StatusMessageTooBig, "a text message has at most %d bytes", limit)
+		}
+		return message{text: text}, nil
+	}
+	var tag [1]byte
+	switch _, err := io.ReadFull(r, tag[:]); {
+	case errors.Is(err, io.EOF):
+		return message{}, violated(websocket.StatusPolicyViolation, "a binary message without a channel tag")
+	case err != nil:
+		return message{}, err //nolint:wrapcheck // likewise
+	case tag[0] != byte(ssp2.TagRound):
+		return message{}, violated(websocket.StatusPolicyViolation, "the channel tag 0x%02x is not a client's", tag[0])
+	}
+	return message{round: true, body: r}, nil
+}
+
+// control handles a text message.
+func (c *conn) control(text []byte) error {
+	ev, err := ssp2.ParseClientEvent(text)
+	if err != nil {
+		return violated(websocket.StatusPolicyViolation, "a control message that is malformed")
+	}
+	switch ev := ev.(type) {
+	case *ssp2.Ack:
+		c.ack(ev.Cursor)
+	case *ssp2.PresencePublish:
+		c.publish(ev)
+	}
+	return nil // others are tolerated (§8.1)
+}
+
+// goAway closes the connection once the round in flight is over.
+func (c *conn) goAway() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.leaving = true
+	if !c.inRound {
+		c.farewell()
+	}
+}
+
+// farewell wakes the client and closes. c.mu is held.
+func (c *conn) farewell() {
+	if c.closed {
+		return
+	}
+	c.wake(ssp2.WakeCatchupRequired)
+	c.push(item{close: &closing{websocket.StatusGoingAway, "the server is going away"}})
+	c.closed = true
+}
+
+// teardown undoes everything that the connection is known by. The reader is done.
+func (c *conn) teardown() {
+	h := c.hub
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	c.rounds.Wait()
+	h.forget(c) // its peers see it leave
+	c.writers.Wait()
+	c.kill()
+	_ = c.ws.CloseNow()
+	h.fan.Unwatch(c.p.name)
+	h.release(c.p)
+	events.Emit(c.values, h.cfg.Events, events.RealtimeDisconnected{
+		Session: c.eventSession(), Duration: time.Since(c.opened),
+	})
+	h.mu.Lock()
+	delete(h.conns, c)
+	h.mu.Unlock()
+	h.freeSlot(c.client())
+	if c.counted {
+		h.activity.end()
+	}
+}
+
+// forget takes a connection out of its partition.
+func (h *Hub) forget(c *conn) {
+	p := c.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, r := range c.regs {
+		p.index.leave(r)
+	}
+	c.regs = nil
+	h.leaveAll(p, c)
+	if p.watchers--; p.watchers == 0 {
+		p.known = false
+	}
+}
+
+func (h *Hub) logFailure(what string, c *conn, err error) {
+	h.log.Log(c.values, slog.LevelWarn, what, "client", c.name, "partition", c.id.Partition, "error", err)
+}
