@@ -84,6 +84,10 @@ type Config struct {
 	// it fails, so does the push, and the client tries again. Default: no reactions.
 	PlanReactions Planner
 
+	// Leases turns auth leases on (§7.3): while ResolveScopes answers ErrOutage, a client
+	// is served with what it was allowed when it was last asked. Default: nil, off.
+	Leases *Leases
+
 	// AppSchema is the database schema of the app's tables. Default: "public".
 	AppSchema string
 
@@ -111,6 +115,15 @@ type Config struct {
 	// MaxScopeValues caps the scope values that all subscriptions of one request ask
 	// for. Default: 20000.
 	MaxScopeValues int
+
+	// CatchUpChanges is how many changes a subscription may be behind and still be sent
+	// every one of them, although its scope has no more rows than that; beyond, its client
+	// begins anew, which is the shorter way (§8.4). Default: 1000. Negative: any number.
+	CatchUpChanges int
+
+	// ImageDir is where SQLite images of the bootstrap are built, each as a temporary file
+	// of the size of the rows. Default: os.TempDir.
+	ImageDir string
 
 	// InlineSegmentMaxBytes is the size in bytes up to which a bootstrap page rides
 	// in the response although the client takes others too (§5.7). Default: 262144.
@@ -159,6 +172,26 @@ type Config struct {
 	// Logger gets what clients are not told: failures at warn and error, refused
 	// requests at debug. Default: nothing is logged.
 	Logger *slog.Logger
+}
+
+// Leases configures auth leases (§7.3). Keys is required.
+type Leases struct {
+	// TTL is how long a client is served without ResolveScopes after the last round that
+	// had its answer, which is also how long a scope that was taken away since can be
+	// used on. A lease may be a minute older than that round, a tenth of the TTL if that
+	// is less. Default: 15 minutes.
+	TTL time.Duration
+
+	// Keys sign the leases in the database, at least 32 random bytes each: the first
+	// signs, all verify. Every server of a database has the same ones. To rotate, add the
+	// new key behind, everywhere; then put it in front; take the old one away when a TTL
+	// has passed.
+	Keys [][]byte
+
+	// HoldRevoked keeps a client whose lease was revoked without one until
+	// [Server.ClearLease]. Default: false, an answer of ResolveScopes from after the
+	// revocation gets it a new one.
+	HoldRevoked bool
 }
 
 // check says what is wrong with a Config that the services below do not look at.

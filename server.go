@@ -13,6 +13,7 @@ import (
 	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/httpsync"
 	"github.com/syncpg/syncpg/internal/gate"
+	"github.com/syncpg/syncpg/lease"
 	"github.com/syncpg/syncpg/pullsvc"
 	"github.com/syncpg/syncpg/pushsvc"
 	"github.com/syncpg/syncpg/realtime"
@@ -32,6 +33,7 @@ type Server struct {
 	log     *slog.Logger
 	push    *pushsvc.Service
 	pull    *pullsvc.Service
+	leases  *lease.Store // nil: off
 	logs    *retention.Service
 	hub     *realtime.Hub // nil: none
 	handler http.Handler
@@ -94,6 +96,7 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 		Schema: cfg.Schema, Clock: cfg.Clock, Gate: epochs, Events: sink, Logger: cfg.Logger,
 		InlineSegmentMaxBytes: cfg.InlineSegmentMaxBytes,
 		MaxSubscriptions:      cfg.MaxSubscriptions, MaxScopeValues: cfg.MaxScopeValues,
+		CatchUpChanges: cfg.CatchUpChanges, ImageDir: cfg.ImageDir,
 	}); err != nil {
 		return nil, err
 	}
@@ -103,8 +106,16 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s.background = append(s.background, s.logs)
+	if cfg.Leases != nil {
+		if s.leases, err = lease.New(pool, lease.Config{
+			TTL: cfg.Leases.TTL, Keys: cfg.Leases.Keys, HoldRevoked: cfg.Leases.HoldRevoked,
+			Clock: cfg.Clock, Events: sink, Logger: cfg.Logger,
+		}); err != nil {
+			return nil, err
+		}
+	}
 	rounds, err := round.New(round.Config{
-		Schema: cfg.Schema, Push: s.push, Pull: s.pull, Gate: epochs, Events: sink, Logger: cfg.Logger,
+		Schema: cfg.Schema, Push: s.push, Pull: s.pull, Gate: epochs, Leases: s.leases, Events: sink, Logger: cfg.Logger,
 		ResolveScopes: cfg.ResolveScopes,
 	})
 	if err != nil {

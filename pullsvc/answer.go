@@ -34,6 +34,7 @@ func (p *Pull) readWindows(results pgx.BatchResults, subs []*subscription) error
 			if err := p.finish(sub, seq); err != nil {
 				return err
 			}
+			sub.cut = seq < p.gate.MaxCommitSeq
 			continue
 		}
 		if err := w.commit(seq, c.integer(2), c.text(3)); err != nil {

@@ -16,6 +16,14 @@
 //	reset      cursor below the horizon (§4.6)
 //	window     otherwise (§4.5)
 //
+// A window that was cut short becomes a reset where a bootstrap is the shorter way
+// (§8.4, [Config.CatchUpChanges]).
+//
+// With a segment store, what a bootstrap reads of a scope that is larger than a page is
+// shared with all who ask for the same: segments are built once, stored, and served as
+// they are, inline or by descriptor. A client that takes SQLite images gets one instead of
+// pages (§5.3).
+//
 // A window or page also ends early, at a commit or row, once its payloads reach
 // Config.BufferBytes; to a client that is a lower limit.
 package pullsvc

@@ -22,7 +22,7 @@ func (c *chain) image(ctx context.Context) error {
 	p, sub := c.reader(), c.sub
 	sub.scan = c.s.newScan(&sub, math.MaxInt32)
 	var file *image.File
-	err := p.flush(ctx, work{stream: &sub, all: func(rows iter.Seq2[ssp2.SegmentRow, error]) (err error) {
+	err := p.flush(ctx, work{stream: &sub, rows: math.MaxInt32, bytes: math.MaxInt32, all: func(rows iter.Seq2[ssp2.SegmentRow, error]) (err error) {
 		file, err = image.Build(ctx, image.Spec{
 			Table: sub.table, SchemaVersion: c.key.SchemaVersion, AsOfCommitSeq: p.gate.MaxCommitSeq,
 			ScopeDigest: c.key.ScopeDigest, Dir: c.s.imageDir,

@@ -1,12 +1,19 @@
 package pullsvc_test
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
+	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
+
+	"github.com/syncpg/syncpg/ssp2"
 )
 
 const (
@@ -14,6 +21,8 @@ const (
 	pageSQL   = `select * from syncpg.sync_scan_rows('p1', '{docs}', array[$1::text], array[null::bigint], '{1}', array[$2::text], $3::integer, 1e9::bigint, 1e9::bigint)`
 	openSQL   = `select * from syncpg.sync_open_partition('p1', 'e', $1::bigint)`
 	gateSQL   = `select * from syncpg.sync_read_pull_gate('p1', $1::text, '\x00'::bytea)`
+	leaseSQL  = `select * from syncpg.sync_find_lease('p1', $1::text, false)`
+	issueSQL  = `select syncpg.sync_issue_lease('p1', $1::text, 'alice', $2::text, 'new ' || $1::text, '{}', 0, 1, '\x00', true)`
 	recordSQL = `select syncpg.sync_record_client('p1', $1::text, 'alice', 2::smallint, 1, null, 0, true)`
 )
 
@@ -75,6 +84,9 @@ func TestPlanCliff(t *testing.T) {
 		{"entering after a minute", openSQL, []any{60_001}, 1, 40},
 		{"gate", gateSQL, []any{"c500"}, 1, 40},
 		{"record", recordSQL, []any{"c501"}, 1, 40},
+		{"lease", leaseSQL, []any{"c500"}, 1, 40},
+		{"lease, issued", issueSQL, []any{"c502", nil}, 1, 60},
+		{"lease, refreshed", issueSQL, []any{"c500", "l500"}, 1, 60},
 		{"window, one key", windowSQL, []any{`{"org":["o3"]}`, 0, 100}, 101, 100 * 25},
 		{"window, the end of the log", windowSQL, []any{`{"org":["o3"]}`, 990, 1000}, 2, 100},
 		{"window, many keys", windowSQL, []any{`{"org":["o1","o2","o3","o4","o5","o6","o7"]}`, 0, 100}, 101, 100 * 25},
@@ -109,6 +121,9 @@ func TestPlanCliff(t *testing.T) {
 		`delete from syncpg.sync_changes where commit_seq % 10 <> 9 and scopes[2] = 'org=o3'`,
 		`insert into syncpg.sync_clients (partition, client_id, actor_id, created_at_ms, updated_at_ms)
 		 select p, 'c' || i, 'alice', 0, 0 from generate_series(1, 20000) as i, unnest(array['p1', 'p2']) as p on conflict do nothing`,
+		`delete from syncpg.sync_leases`,
+		`insert into syncpg.sync_leases (partition, client_id, lease_id, actor_id, allowed_scopes, issued_at_ms, expires_at_ms, signature)
+		 select p, 'c' || i, 'l' || i, 'alice', '{}', 0, 1, '' from generate_series(1, 20000) as i, unnest(array['p1', 'p2']) as p where i not in (502)`,
 		`insert into syncpg.sync_partitions (partition) select 'q' || i from generate_series(1, 5000) as i`,
 		`insert into syncpg.sync_partition_registry (partition, log_epoch, created_at_ms, last_seen_ms) select 'q' || i, 'e', 0, 0 from generate_series(1, 5000) as i`,
 		`update syncpg.sync_partitions set max_commit_seq = 1000 where partition = 'p1'`,
@@ -188,4 +203,69 @@ func TestPlanOfManyKeys(t *testing.T) {
 	t.Logf("%d buffers for %d rows", buffers, rows)
 	require.Equal(t, 101, rows)
 	require.Less(t, buffers, 10_000)
+}
+
+// TestQuietPullOfALongLog: a pull of ten subscriptions that has nothing new to say is one
+// round trip, whether the client is at the end of a long log or before commits of
+// others; what it reads of the log, it reads by index alone.
+func TestQuietPullOfALongLog(t *testing.T) {
+	t.Parallel()
+	const commits, others = 200_000, 1000
+	b := setup(t)
+	for _, sql := range []string{
+		`insert into syncpg.sync_commits (partition, commit_seq, client_id, client_commit_id, actor_id, created_at_ms, change_count)
+		 select 'p1', s, 'w', s::text, 'alice', 0, 1 from generate_series(1, $1::integer) as s`,
+		`insert into syncpg.sync_changes (partition, commit_seq, change_index, table_name, row_id, op, row_version, scopes, payload)
+		 select 'p1', s, 0, 'docs', 'd' || s, 1, 1, array['folderId=' || s % 20, 'org=o' || case when s > $1 - 1000 then 'others' else (s % 20)::text end], '\x00'
+		   from generate_series(1, $1::integer) as s`,
+		`insert into syncpg.sync_change_scopes (partition, table_name, scope_key, commit_seq)
+		 select partition, table_name, k, commit_seq from syncpg.sync_changes, unnest(scopes) as k where commit_seq <= $1 and k like 'org=%'`,
+		`update syncpg.sync_partitions set max_commit_seq = $1 where partition = 'p1'`,
+	} {
+		b.exec(t, sql, commits)
+	}
+	b.exec(t, `vacuum syncpg.sync_change_scopes`)
+
+	var subs []ssp2.Subscription
+	for i := range 10 {
+		subs = append(subs, sub(strconv.Itoa(i), "docs", commits, docScopes([]string{fmt.Sprint("o", i)}, nil)))
+	}
+	b.pull(t, request(subs...))
+	b.counter.Reset()
+	for _, s := range b.pull(t, request(subs...)) {
+		require.Empty(t, s.Commits)
+		require.Equal(t, int64(commits), s.End.NextCursor)
+	}
+	require.Equal(t, 1, b.counter.RoundTrips(), b.counter.Statements())
+
+	// What functions do inside is told by a module of the database.
+	config, err := pgx.ParseConfig(b.db.DSN)
+	require.NoError(t, err)
+	var plans []string
+	config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { plans = append(plans, n.Message) }
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
+	for _, sql := range []string{
+		`load 'auto_explain'`, `set auto_explain.log_min_duration = 0`, `set auto_explain.log_nested_statements = on`,
+		`set auto_explain.log_analyze = on`, `set client_min_messages = log`,
+	} {
+		_, err := conn.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	tables, scopes, cursors := make([]string, 10), make([]string, 10), make([]int64, 10)
+	for i := range tables {
+		tables[i], scopes[i] = "docs", fmt.Sprintf(`{"org":["o%d"]}`, i)
+		cursors[i] = commits - others + int64(i%2)*others
+	}
+	rows := 0
+	require.NoError(t, conn.QueryRow(t.Context(), `select count(*) from syncpg.sync_read_windows('p1', $1, $2, $3, 1000, 1000000, 1000000)`,
+		tables, scopes, cursors).Scan(&rows))
+	require.Equal(t, 5, rows, "those at the end have no window, the others an empty one")
+	log := strings.Join(plans, "\n")
+	require.NotContains(t, log, "Seq Scan")
+	require.Regexp(t, `Index Only Scan using \S+ on sync_change_scopes`, log)
+	for _, scan := range regexp.MustCompile(`Scan .*on (sync_change\w*|sync_commits)\b.*`).FindAllString(log, -1) {
+		require.Contains(t, log, "Only "+scan, "a quiet pull reads the log itself: %s", log)
+	}
 }

@@ -98,8 +98,8 @@ func TestReplicasConverge(t *testing.T) {
 	postgres, err := segment.NewPostgres(b.db.Pool, segment.PostgresConfig{})
 	require.NoError(t, err)
 	configs := []pullsvc.Config{
-		{BufferBytes: 1},
-		{BufferBytes: 400},
+		{BufferBytes: 1, CatchUpChanges: -1},
+		{BufferBytes: 400, CatchUpChanges: 4},
 		{},
 		{Segments: memory, InlineSegmentMaxBytes: -1},
 		{Segments: memory, BufferBytes: 150},

@@ -46,6 +46,8 @@ type Pull struct {
 	whole    bool     // the stream came to its end
 	list     []byte   // the subscription list for the client's record
 	digest   []byte   // SHA-256 of list
+
+	leaseRead bool // the auth lease of the request
 }
 
 // mode is how a subscription is answered.
@@ -76,6 +78,7 @@ type subscription struct {
 	answered bool
 	frames   []byte // SUB_START and what follows
 	next     int64  // nextCursor
+	cut      bool   // the window does not reach the newest commit
 	pin      int64  // of a bootstrap
 	scan     *scan  // of a bootstrap that this pull reads by itself
 
@@ -186,6 +189,11 @@ func (p *Pull) Stream(ctx context.Context, emit func(frames []byte) error) (err 
 			}
 			if p.Reset {
 				return errReplaced()
+			}
+		}
+		if sub.mode == modeWindow && sub.cut {
+			if err := p.shorten(ctx, out, sub); err != nil {
+				return err
 			}
 		}
 		if err := p.send(ctx, out, sub); err != nil {

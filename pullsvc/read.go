@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"math"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/syncpg/syncpg/db"
 	"github.com/syncpg/syncpg/internal/gate"
 	"github.com/syncpg/syncpg/internal/pgtx"
+	"github.com/syncpg/syncpg/lease"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
@@ -56,7 +56,8 @@ type work struct {
 	// rows and bytes bound each of the pages.
 	rows, bytes int64
 	stream      *subscription // to go on with
-	// all takes all rows of the stream, instead of its scan.
+	// all takes the rows of the stream, instead of its scan: up to rows of them, whose
+	// payloads are left out when they have over bytes.
 	all func(iter.Seq2[ssp2.SegmentRow, error]) error
 }
 
@@ -167,10 +168,19 @@ func (p *Pull) flush(ctx context.Context, w work, classify func() error) error {
 	if err := session.Prepare(ctx, statements...); err != nil {
 		return err
 	}
+	if p.req.Lease != nil {
+		if err := session.Prepare(ctx, lease.Find); err != nil {
+			return err
+		}
+	}
 	batch := &pgx.Batch{}
 	queue := func(s pgtx.Statement, args ...any) { session.Queue(batch, s, args...) }
 	queue(pgtx.BeginSnapshot)
 	queue(readGate, p.req.Partition, p.req.ClientID, p.digest)
+	readLease := p.req.Lease != nil && !p.leaseRead
+	if readLease {
+		queue(lease.Find, p.req.Lease.Args()...)
+	}
 	if len(w.windows) > 0 {
 		p.queueWindows(queue, w.windows)
 	}
@@ -186,7 +196,7 @@ func (p *Pull) flush(ctx context.Context, w work, classify func() error) error {
 		var most int64
 		asked, most = sc.ask(w.stream.pages)
 		if w.all != nil {
-			asked, most = math.MaxInt32, math.MaxInt32
+			asked, most = w.rows, w.bytes
 		}
 		queue(pinPlans)
 		sc.queueStream(queue, p.req.Partition, asked, most)
@@ -200,6 +210,11 @@ func (p *Pull) flush(ctx context.Context, w work, classify func() error) error {
 	}
 	if err := p.readGate(results); err != nil || p.Reset {
 		return err
+	}
+	if readLease {
+		if err := p.readLease(ctx, results); err != nil {
+			return err
+		}
 	}
 	if err := classify(); err != nil {
 		return err
@@ -277,6 +292,19 @@ func (p *Pull) readGate(results pgx.BatchResults) error {
 		return ssp2.Errorf(ssp2.CodeStorageStaleRead, "the database answers from before a commit that it has already accepted")
 	}
 	p.gate = g
+	return nil
+}
+
+// readLease reads the client's auth lease, once: what the round needs of it is known then.
+func (p *Pull) readLease(ctx context.Context, results pgx.BatchResults) error {
+	rows, err := results.Query()
+	if err != nil {
+		return fmt.Errorf("reading the auth lease: %w", err)
+	}
+	if err := p.req.Lease.Read(ctx, rows); err != nil {
+		return err
+	}
+	p.leaseRead = true
 	return nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -13,6 +14,7 @@ import (
 	"github.com/syncpg/syncpg/internal/gate"
 	"github.com/syncpg/syncpg/internal/pgtx"
 	"github.com/syncpg/syncpg/internal/trace"
+	"github.com/syncpg/syncpg/lease"
 	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/pullsvc/segment/image"
 	"github.com/syncpg/syncpg/schema"
@@ -32,6 +34,8 @@ const (
 	DefaultMaxScopeValues = 20_000
 	// DefaultInlineSegmentMaxBytes is the guidance of §5.7.
 	DefaultInlineSegmentMaxBytes = 256 << 10
+	// DefaultCatchUpChanges is what one response brings at most (§4.2).
+	DefaultCatchUpChanges = maxChanges
 	// DefaultBufferBytes holds a few thousand ordinary rows.
 	DefaultBufferBytes = 2 << 20
 )
@@ -62,6 +66,11 @@ type Config struct {
 	// ImageDir is where SQLite images (§5.3) are built, each as a temporary file. Default
 	// os.TempDir.
 	ImageDir string
+	// CatchUpChanges is how many changes a subscription may be behind and still be sent
+	// every one of them, although its scope has no more rows than that: beyond, it is told
+	// to begin anew (§8.4), which is the shorter way and served from stored segments.
+	// Default 1000; negative: any number.
+	CatchUpChanges int
 	// BufferBytes bounds what a response holds in memory: a window and a page end
 	// once their payloads reach it, and no further subscription is read ahead. A
 	// response holds about four times as much, and one commit or row. Default 2 MiB.
@@ -84,6 +93,7 @@ type Service struct {
 	segments         segment.Store
 	urls             segment.URLSigner
 	shared           *shared
+	catchUp          int32  // negative: off
 	images           []bool // by table: there are images of it
 	imageDir         string
 	inlineMax        int
@@ -105,6 +115,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		return nil, fmt.Errorf("pullsvc: Config.MaxSubscriptions is %d; it must be positive, or 0 for the default of %d", cfg.MaxSubscriptions, DefaultMaxSubscriptions)
 	case cfg.MaxScopeValues < 0:
 		return nil, fmt.Errorf("pullsvc: Config.MaxScopeValues is %d; it must be positive, or 0 for the default of %d", cfg.MaxScopeValues, DefaultMaxScopeValues)
+	case cfg.CatchUpChanges > math.MaxInt32/2:
+		return nil, fmt.Errorf("pullsvc: Config.CatchUpChanges is %d; at most %d can be counted", cfg.CatchUpChanges, math.MaxInt32/2)
 	case cfg.BufferBytes < 0:
 		return nil, fmt.Errorf("pullsvc: Config.BufferBytes is %d; it must be positive, or 0 for the default of %d", cfg.BufferBytes, DefaultBufferBytes)
 	}
@@ -121,7 +133,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		s.streams = append(s.streams, streams)
 	}
 	s.urls, s.shared = cfg.URLs, newShared()
-	s.imageDir = cfg.ImageDir
+	s.catchUp, s.imageDir = int32(max(cfg.CatchUpChanges, -1)), cfg.ImageDir
 	for _, t := range cfg.Schema.Tables {
 		s.images = append(s.images, image.Check(t) == nil)
 	}
@@ -136,6 +148,9 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 	}
 	if s.maxScopeValues == 0 {
 		s.maxScopeValues = DefaultMaxScopeValues
+	}
+	if s.catchUp == 0 {
+		s.catchUp = DefaultCatchUpChanges
 	}
 	if s.inlineMax == 0 {
 		s.inlineMax = DefaultInlineSegmentMaxBytes
@@ -164,6 +179,10 @@ type Request struct {
 	// AfterSeq is the newest seq that the push of the same request was given, 0 for
 	// none. A database that does not have it yet is sync.storage_stale_read.
 	AfterSeq int64
+	// Lease is the client's auth lease in this round (§7.3), nil when the server issues
+	// none. It is read with the first statements and written, when due, with the client's
+	// record; when Begin has returned it knows its frame.
+	Lease *lease.Round
 }
 
 // Validate checks what a request must satisfy before anything else is done with

@@ -16,6 +16,7 @@ import (
 
 	"github.com/syncpg/syncpg/internal/pgtest"
 	"github.com/syncpg/syncpg/pullsvc"
+	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
@@ -63,6 +64,33 @@ func TestRoundTrips(t *testing.T) {
 		got = measure(seq, "a pull past commits of others", 2, 1)
 		require.Empty(t, got[0].Commits)
 		measure(seq+1, "a quiet pull", 1, 0)
+	}
+}
+
+// TestRoundTripsWithAStore: a store costs bootstraps of small scopes, and windows, no
+// round trip, whatever the number of subscriptions.
+func TestRoundTripsWithAStore(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	store, err := segment.NewPostgres(b.db.Pool, segment.PostgresConfig{})
+	require.NoError(t, err)
+	b.Service, err = pullsvc.New(b.db.Pool, pullsvc.Config{Schema: b.schema, Segments: store})
+	require.NoError(t, err)
+	for i := range 20 {
+		b.commit(t, item(fmt.Sprint("i", i), "x", "body"), doc(fmt.Sprint("d", i), "o", i))
+	}
+	for _, n := range []int{1, 68} {
+		for _, tc := range []struct {
+			cursor int64
+			trips  int
+		}{{-1, 2}, {0, 1}, {20, 1}} {
+			req := request(many(n, tc.cursor)...)
+			req.ClientID, req.Header.Accept = fmt.Sprint("client ", n), imageLane
+			b.pull(t, request(many(n, tc.cursor)...)) // prepares every statement
+			b.counter.Reset()
+			b.pull(t, req)
+			require.Equal(t, tc.trips, b.counter.RoundTrips(), "%d subscriptions at %d: %v", n, tc.cursor, b.counter.Statements())
+		}
 	}
 }
 

@@ -109,7 +109,7 @@ func (h *Host) create(ctx context.Context, spec instanceSpec) (*instance, error)
 
 	i := &instance{
 		id: id, partition: spec.Partition, schema: compiled, log: h.log.With("instance", id),
-		clock: newClock(spec.NowMs), authority: newAuthority(), limits: spec.Limits,
+		clock: newClock(spec.NowMs), authority: newAuthority(), limits: spec.Limits, leases: spec.Leases,
 	}
 	if err := h.clone(ctx, id); err != nil {
 		return nil, err

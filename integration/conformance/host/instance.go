@@ -56,8 +56,6 @@ func (s instanceSpec) check() error {
 		return badRequest("partition is missing")
 	case s.SignedURLs != nil:
 		return notSupported("signed URLs")
-	case s.Leases != nil:
-		return notSupported("leases")
 	case s.Limits.InlineSegmentMaxBytes != nil, s.Limits.SegmentTTLMs != nil:
 		return notSupported("external segments")
 	}
@@ -75,6 +73,7 @@ type instance struct {
 	rules     rules
 	pool      *pgxpool.Pool
 	limits    limitsSpec
+	leases    *leaseSpec
 
 	// Another server takes over when a backup is restored.
 	server   *syncpg.Server
@@ -122,6 +121,11 @@ func (i *instance) start(ctx context.Context) error {
 	config.Validators = map[string]syncpg.Validator{}
 	for _, t := range i.schema.Tables {
 		config.Validators[t.Name] = i.rules.validateRow
+	}
+	if i.leases != nil {
+		config.Leases = &syncpg.Leases{
+			TTL: time.Duration(i.leases.TTLMs) * time.Millisecond, Keys: [][]byte{[]byte("the one key of a conformance host")},
+		}
 	}
 	config.PruneInterval = -1 // nothing happens on its own
 	for _, limit := range []struct {
