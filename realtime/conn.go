@@ -59,6 +59,7 @@ type conn struct {
 	pinged     bool // a ping waits for its answer
 	leaving    bool // the server goes away; no further round begins
 	writers    sync.WaitGroup
+	pings      sync.WaitGroup
 
 	wire       ssp2.WireVersion
 	epoch      string
@@ -397,6 +398,7 @@ func (c *conn) farewell() {
 	if c.closed {
 		return
 	}
+	c.net.hurry()
 	c.wake(ssp2.WakeCatchupRequired)
 	c.push(item{close: &closing{websocket.StatusGoingAway, "the server is going away"}})
 	c.closed = true
@@ -412,7 +414,8 @@ func (c *conn) teardown() {
 	h.forget(c) // its peers see it leave
 	c.writers.Wait()
 	c.kill()
-	_ = c.ws.CloseNow()
+	_ = c.ws.CloseNow() // nor does a ping wait any longer
+	c.pings.Wait()
 	h.fan.Unwatch(c.p.name)
 	h.release(c.p)
 	events.Emit(c.values, h.cfg.Events, events.RealtimeDisconnected{

@@ -86,7 +86,7 @@ func (c *conn) beat(text []byte) {
 		return
 	}
 	c.pinged = true
-	c.writers.Go(func() {
+	c.pings.Go(func() {
 		// The answer is looked at by the reader; this ends with it or with the connection.
 		_ = c.ws.Ping(c.values)
 		c.mu.Lock()

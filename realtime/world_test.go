@@ -52,7 +52,7 @@ var docSchema = func() *schema.Schema {
 
 // world is a hub between stand-ins, served over HTTP.
 type world struct {
-	t      *testing.T
+	t      testing.TB
 	hub    *realtime.Hub
 	server *httptest.Server
 	fan    *fakeFan
@@ -184,12 +184,12 @@ func (fakeGate) Forget(string) {}
 
 // newWorld starts a hub, whose clock stands still and whose tickers never tick. Requests
 // name their actor in the header X-Actor.
-func newWorld(t *testing.T, options realtime.Options) *world {
+func newWorld(t testing.TB, options realtime.Options) *world {
 	t.Helper()
 	return newWorldWith(t, options, func(time.Duration) <-chan time.Time { return nil })
 }
 
-func newWorldWith(t *testing.T, options realtime.Options, tick func(every time.Duration) <-chan time.Time) *world {
+func newWorldWith(t testing.TB, options realtime.Options, tick func(every time.Duration) <-chan time.Time) *world {
 	t.Helper()
 	w := &world{
 		t: t, nowMs: 1000, ring: events.NewRing(1000), logged: &lockedBuffer{},
@@ -310,7 +310,7 @@ func (w *world) commit(changes ...fanout.Change) int64 {
 
 // client is a device with a socket.
 type client struct {
-	t        *testing.T
+	t        testing.TB
 	ws       *websocket.Conn
 	incoming chan received
 	hello    *ssp2.Hello
