@@ -270,10 +270,12 @@ func (w *world) record(client, actor string, cursor int64, subs ...sub) {
 		ID     string        `json:"id"`
 		Table  string        `json:"table"`
 		Scopes ssp2.ScopeMap `json:"scopes"`
+
+		SchemaVersion int32 `json:"schemaVersion"`
 	}
 	list := []stored{}
 	for _, s := range subs {
-		list = append(list, stored{s.id, s.table, s.scopes})
+		list = append(list, stored{s.id, s.table, s.scopes, docSchema.Version})
 	}
 	text, err := json.Marshal(list)
 	require.NoError(w.t, err)
