@@ -147,9 +147,6 @@ func (v *Versions) Newest() *Schema { return v.newest }
 // All returns all versions, in no order.
 func (v *Versions) All() iter.Seq[*Schema] { return maps.Values(v.served) }
 
-// Several says that older versions are served, too.
-func (v *Versions) Several() bool { return len(v.served) > 1 }
-
 // Schema returns a version, false when it is not served.
 func (v *Versions) Schema(version int32) (*Schema, bool) {
 	s, ok := v.served[version]
