@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/syncpg/syncpg/events"
+	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/pushsvc"
 	"github.com/syncpg/syncpg/realtime"
 	"github.com/syncpg/syncpg/retention"
@@ -128,6 +129,21 @@ type Config struct {
 	// InlineSegmentMaxBytes is the size in bytes up to which a bootstrap page rides
 	// in the response although the client takes others too (§5.7). Default: 262144.
 	InlineSegmentMaxBytes int
+
+	// Segments keeps the bootstrap pages and images that clients download by themselves,
+	// at GET /segments/{id}. Default: tables of the database, which all its servers share;
+	// see package segment for others.
+	Segments segment.Store
+
+	// SegmentTTL is how long the default store keeps a segment. Default: 24 h. Negative:
+	// there is no store, every page rides in the response, and clients that take external
+	// ones only cannot bootstrap. It says nothing about a store in Segments.
+	SegmentTTL time.Duration
+
+	// SegmentURLs issues URLs for clients that fetch segments without authentication
+	// (§5.4): a segment.Signer, whose URLs this server answers, or one of presigned URLs.
+	// Default: none are issued.
+	SegmentURLs segment.URLSigner
 
 	// MaxRequestBytes bounds a request body in bytes, as sent and as decompressed.
 	// Default: 16 MiB. Negative: no bound.

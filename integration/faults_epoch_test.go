@@ -20,20 +20,16 @@ import (
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-// rotate gives a partition a new log epoch the way an operator does (§2.1), and
-// returns the newest commit of the old one. noted is told before anybody can commit
-// again.
-func rotate(ctx context.Context, pool *pgxpool.Pool, partition, epoch string, noted *atomic.Int64) error {
+// rotate gives a partition a new log epoch (§2.1). noted is told the newest commit of the
+// old one, before anybody can commit again.
+func rotate(ctx context.Context, pool *pgxpool.Pool, partition string, noted *atomic.Int64) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		var last int64
 		if err := tx.QueryRow(ctx, `select max_commit_seq from syncpg.sync_partitions where partition = $1 for update`, partition).Scan(&last); err != nil {
 			return err
 		}
 		noted.Store(last)
-		if _, err := tx.Exec(ctx, `update syncpg.sync_partition_registry set log_epoch = $2, epoch_required = true where partition = $1`, partition, epoch); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, `delete from syncpg.sync_clients where partition = $1`, partition)
+		_, err := tx.Exec(ctx, `select syncpg.sync_rotate_epoch($1)`, partition)
 		return err
 	})
 }
@@ -119,7 +115,7 @@ func TestEpochRotatedUnderRunningClients(t *testing.T) {
 			case <-ctx.Done():
 			}
 		}
-		require.NoError(t, rotate(ctx, db.Pool, partition, fmt.Sprint("epoch ", i), &last[i]))
+		require.NoError(t, rotate(ctx, db.Pool, partition, &last[i]))
 	}
 	wg.Wait()
 	close(errs)

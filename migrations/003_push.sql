@@ -110,6 +110,19 @@ $$;
 comment on function syncpg.sync_live_rows(text, text[], text[]) is
   'The i for which (p_tables[i], p_row_ids[i]) is a row, of tables that a reference names as parent. Body generated from the installed schema: one branch per parent table. Takes no locks.';
 
+create function syncpg.sync_find_children(
+  p_partition text, p_tables text[], p_columns text[], p_parents text[], p_limit integer, p_most integer)
+returns table (ord integer, row_id text, server_version bigint, payload bytea, column_versions bigint[])
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return;
+end
+$$;
+comment on function syncpg.sync_find_children(text, text[], text[], text[], integer, integer) is
+  'The rows whose reference p_columns[i] of table p_tables[i] names the row p_parents[i], at most p_limit of each parent and p_most of each reference; ord is i. Body generated from the installed schema: one branch per reference. Takes no locks.';
+
 create function syncpg.sync_writes_singly(p_table regclass)
 returns boolean
 language plpgsql stable strict
@@ -389,7 +402,8 @@ insert into syncpg.sync_migrations (version, breaking) values (3, false);
 
 ---- create above / drop below ----
 
--- Functions generated for an installed app schema call these; they go first.
+-- Functions generated for an installed app schema call these; they go first. Of those
+-- that this migration made, their bodies may be generated too.
 do $$
 declare
   v_function regprocedure;
@@ -398,7 +412,8 @@ begin
     select p.oid::regprocedure
       from pg_catalog.pg_proc as p
      where p.pronamespace = 'syncpg'::regnamespace
-       and p.proname ~ '^sync_(find_rows|write_rows|encode|scan_rows)_'
+       and pg_catalog.obj_description(p.oid, 'pg_proc') like '%Generated from the installed schema.%'
+       and p.proname not in ('sync_prefetch_rows', 'sync_live_rows', 'sync_find_children', 'sync_lock_tables')
   loop
     execute format('drop function %s', v_function);
   end loop;
@@ -410,6 +425,7 @@ drop function syncpg.sync_admit_push(text, bigint, text[], integer[], text[], te
 drop function syncpg.sync_find_outcomes(text, text[], integer[], text[]);
 drop function syncpg.sync_lock_tables(text[]);
 drop function syncpg.sync_writes_singly(regclass);
+drop function syncpg.sync_find_children(text, text[], text[], text[], integer, integer);
 drop function syncpg.sync_live_rows(text, text[], text[]);
 drop function syncpg.sync_prefetch_rows(text, text[], text[]);
 drop trigger sync_commits_writer_fence on syncpg.sync_commits;

@@ -675,7 +675,8 @@ func (p *Pull) sendShared(ctx context.Context, out *pieces, sub *subscription) (
 			return false, err
 		case err != nil:
 			p.s.log.WarnContext(ctx, "a bootstrap goes on without its segments", "table", sub.table.Name, "error", err)
-			if first && c.key.MediaType == ssp2.MediaSQLite && p.s.shared.isUnfit(c.key) {
+			if first && c.key.MediaType == ssp2.MediaSQLite {
+				// No image, whatever the reason: the rows lane is shared as well.
 				if err := p.attachTo(ctx, sub, p.chainKey(sub, ssp2.MediaRows)); err != nil {
 					return false, err
 				}

@@ -156,7 +156,7 @@ func TestWarmBootstrap(t *testing.T) {
 	for name, accept := range map[string]ssp2.Accept{"rows": rowsLane, "external rows only": ssp2.AcceptExternalRows, "image": imageLane} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b, kept := shared(t)
+			b, kept := shared(t, withDatabase(func(o *pgtest.Options) { o.MaxConns = 1 }))
 			b.fill(t, "x", 5000)
 			cold := b.pull(t, bootstrapping("c1", accept, 1000))[0]
 			require.Len(t, cold.rows(t, b, kept, "items"), 5000)
@@ -382,8 +382,8 @@ func TestImageLane(t *testing.T) {
 	require.Equal(t, []ssp2.MediaType{rows, rows}, media(b.pull(t, req)[0]), "a bootstrap stays on its lane")
 }
 
-// TestUnfitForAnImage: what no image can hold is served by the rows lane.
-func TestUnfitForAnImage(t *testing.T) {
+// TestNoImage: what cannot be had as an image is served by the rows lane.
+func TestNoImage(t *testing.T) {
 	t.Parallel()
 	b, kept := shared(t, with(func(c *pullsvc.Config) { c.ImageDir = filepath.Join(t.TempDir(), "does not exist") }))
 	b.fill(t, "x", 2500)
@@ -392,6 +392,9 @@ func TestUnfitForAnImage(t *testing.T) {
 	for _, r := range got.Refs {
 		require.Equal(t, ssp2.MediaRows, r.MediaType)
 	}
+	puts := kept.puts
+	require.Equal(t, got, b.pull(t, bootstrapping("c2", imageLane, 1000))[0], "its segments are shared too")
+	require.Equal(t, puts, kept.puts)
 }
 
 // TestHerd: 200 clients that bootstrap a scope at once read it once.

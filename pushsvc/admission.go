@@ -132,13 +132,12 @@ type transaction struct {
 	admitted admitted
 	state    *rowStates
 
-	lastSeq  int64     // newest seq so far
-	rejected []*commit // not recorded yet
-	saved    bool      // the savepoint is set
-	dirty    bool      // what was done since the savepoint has to be taken back first
-	// foundBytes is what rows hold that references led to.
-	foundBytes int64
-	committed  bool
+	lastSeq   int64     // newest seq so far
+	rejected  []*commit // not recorded yet
+	saved     bool      // the savepoint is set
+	dirty     bool      // what was done since the savepoint has to be taken back first
+	children  children
+	committed bool
 	// joined says that the transaction is one of the host, to be left instead of
 	// committed, and entered that its savepoint is set.
 	joined, entered bool
@@ -207,6 +206,7 @@ func (t *transaction) admit(ctx context.Context) (err error) {
 		row, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[db.PushAdmitRow])
 		return err //nolint:wrapcheck // run says what it was doing
 	})
+	t.queueAhead(f, nil)
 	if _, err := t.run(ctx, f); err != nil {
 		return err
 	}

@@ -27,3 +27,9 @@ func (s *Service) AdmitAtMost(bytes int64) { s.maxAdmittedBytes = bytes }
 
 // CommitAtMost changes how many bytes of rows a commit writes.
 func (s *Service) CommitAtMost(bytes int64) { s.maxCommitBytes = bytes }
+
+// ReadAheadAtMost changes how many children, by one reference, and how many bytes of them
+// are read before a commit needs them.
+func (s *Service) ReadAheadAtMost(rows int, bytes int64) {
+	s.maxAheadRows, s.maxAheadBytes = rows, bytes
+}

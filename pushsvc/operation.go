@@ -115,7 +115,9 @@ func (t *transaction) add(st *staged, o *operation, ch *change) error {
 	}
 	t.state.set(ch.key, next)
 	if t.s.references != nil {
-		t.state.refer(t.s.references.of[ch.table.Index], ch)
+		refs := t.s.references.of[ch.table.Index]
+		t.state.refer(refs, ch.key.id, o.stored)
+		t.state.refer(refs, ch.key.id, next)
 	}
 	st.changes = append(st.changes, *ch)
 	return nil

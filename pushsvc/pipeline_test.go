@@ -168,8 +168,9 @@ func TestPipelineOrder(t *testing.T) {
 	_, result = push(remove("lists", "l"), c.row(t, "lists", "m"))
 	requireApplied(t, result)
 	require.Equal(t, []string{
-		"begin", "admit", "validate row l", "validate row m",
-		"references", "references", "validate row i", // of the list, of the item
+		"begin", "admit", "references", // of the list
+		"validate row l", "validate row m",
+		"references", "validate row i", // of the item
 		"validate commit", "plan reactions",
 		"savepoint", "write rows", "write rows", "append", "store reactions", "record outcomes", "commit",
 	}, trace.take())

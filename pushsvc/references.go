@@ -1,26 +1,20 @@
 package pushsvc
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/syncpg/syncpg/db"
-	"github.com/syncpg/syncpg/internal/pgtx"
 	"github.com/syncpg/syncpg/schema"
-	"github.com/syncpg/syncpg/schemaddl"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
 // Declared references (SEMANTICS §1) are checked once per commit, over the candidate
 // state that its operations leave. Whether a row that an upsert refers to exists comes
-// with the admission. The children of deleted rows are read from the database, level by
-// level: under the partition lock, so that nobody can add one in the meantime. What the
-// transaction has staged decides about every row that it knows.
+// with the admission, and so do the children of the rows that are to be deleted; theirs
+// are read level by level (children.go). What the transaction has staged decides about
+// every row that it knows.
 
 // DefaultMaxCascade is how many operations one commit may have appended to it.
 const DefaultMaxCascade = 1000
@@ -34,8 +28,6 @@ const (
 
 // errTransaction says that the transaction cannot go on.
 var errTransaction = errors.New("the push cannot go on")
-
-var findChildren = pgtx.NewStatement(schemaddl.FindChildrenSQL)
 
 // reference is a declared reference, from one table to another or to itself.
 type reference struct {
@@ -75,9 +67,9 @@ func newReferences(s *schema.Schema) *references {
 		return nil
 	}
 	for _, t := range s.Tables {
-		reached := make([]bool, n)
-		r.reach(t.Index, reached)
-		for i, yes := range reached {
+		written, deleted := make([]bool, n), make([]bool, n)
+		r.reach(t.Index, written, deleted)
+		for i, yes := range written {
 			if yes {
 				r.from[t.Index] = append(r.from[t.Index], i)
 			}
@@ -86,19 +78,22 @@ func newReferences(s *schema.Schema) *references {
 	return r
 }
 
-func (r *references) reach(table int, reached []bool) {
+// reach marks the tables of which rows may be written when rows of a table are deleted,
+// and those of which rows may be deleted then.
+func (r *references) reach(table int, written, deleted []bool) {
 	for _, ref := range r.to[table] {
-		seen := reached[ref.child.Index]
-		reached[ref.child.Index] = seen || ref.OnDelete != schema.Restrict
-		if !seen && ref.OnDelete == schema.Cascade {
-			r.reach(ref.child.Index, reached)
+		child := ref.child.Index
+		written[child] = written[child] || ref.OnDelete != schema.Restrict
+		if ref.OnDelete == schema.Cascade && !deleted[child] {
+			deleted[child] = true
+			r.reach(child, written, deleted)
 		}
 	}
 }
 
 // askReferences adds to an admission what the references of the schema need: the rows
 // referred to, except those named anyway, and the tables that deletes may lead to, which
-// it marks as written. It returns the rows asked for.
+// it marks as written. It returns the rows asked for, and expects the deletes.
 func (t *transaction) askReferences(p *db.PushAdmitParams, written []bool) []rowKey {
 	p.ParentTables, p.ParentRows, p.ReachedTables = []string{}, []string{}, []string{}
 	if t.s.references == nil {
@@ -118,6 +113,10 @@ func (t *transaction) askReferences(p *db.PushAdmitParams, written []bool) []row
 			if op.Op == ssp2.OpDelete {
 				for _, i := range t.s.references.from[table.Index] {
 					reached[i] = true
+				}
+				// The database could not even look for what is no key.
+				if _, ok := schema.ParseScopeText(table.Columns[table.PrimaryKey].Type, op.RowID); ok && storableRowID(op.RowID) {
+					t.expect(rowKey{table.Index, op.RowID})
 				}
 				continue
 			}
@@ -275,12 +274,6 @@ type parent struct {
 	op  int
 }
 
-// probe asks for the rows that refer to a parent.
-type probe struct {
-	parent
-	ref *reference
-}
-
 // collect follows references from the rows that the commit deletes.
 func (w *cascade) collect(ctx context.Context) error {
 	level := w.deleted()
@@ -294,21 +287,17 @@ func (w *cascade) collect(ctx context.Context) error {
 		if len(probes) == 0 {
 			return nil
 		}
-		found, err := w.t.findChildren(ctx, probes)
+		children, err := w.t.findChildren(ctx, probes)
 		if err != nil {
 			return err
 		}
 		level = nil
 		for i, p := range probes {
-			children, err := w.t.children(p, found[i])
-			if err != nil {
-				return err
-			}
 			if p.ref.OnDelete == schema.Restrict {
-				w.restricted = append(w.restricted, restriction{p.ref, p.op, children})
+				w.restricted = append(w.restricted, restriction{p.ref, p.op, children[i]})
 				continue
 			}
-			for _, key := range children {
+			for _, key := range children[i] {
 				if w.follow(p, key) {
 					level = append(level, parent{key, p.op})
 				}
@@ -372,100 +361,6 @@ func (w *cascade) checkRestricted() error {
 		}
 	}
 	return nil
-}
-
-// children returns the rows that refer to a parent in the candidate state, by row id:
-// found are those of the database.
-func (t *transaction) children(p probe, found []string) ([]rowKey, error) {
-	var children []rowKey
-	add := func(id string) error {
-		key := rowKey{p.ref.child.Index, id}
-		if t.state.known[key] {
-			state := t.state.get(key)
-			if !state.exists() {
-				return nil
-			}
-			if err := state.decode(p.ref.child); err != nil {
-				return err
-			}
-			if named, null := p.ref.parentKey(state.values[p.ref.Column]); null || named != p.key {
-				return nil
-			}
-		}
-		children = append(children, key)
-		return nil
-	}
-	for _, id := range found {
-		if err := add(id); err != nil {
-			return nil, err
-		}
-	}
-	for _, id := range t.state.referring[referringKey{p.ref, p.key.id}] {
-		if err := add(id); err != nil {
-			return nil, err
-		}
-	}
-	slices.SortFunc(children, func(a, b rowKey) int { return cmp.Compare(a.id, b.id) })
-	return slices.Compact(children), nil
-}
-
-// findChildren asks the database for the rows that refer to parents, takes over those
-// that the transaction does not know yet, except where the reference restricts, and
-// returns the row ids by probe. It takes back what has to be taken back first.
-func (t *transaction) findChildren(ctx context.Context, probes []probe) ([][]string, error) {
-	n := len(probes)
-	tables, columns, parents := make([]string, n), make([]string, n), make([]string, n)
-	for i, p := range probes {
-		tables[i], columns[i], parents[i] = p.ref.child.Name, p.ref.column, p.key.id
-	}
-	f, err := t.startFlush(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errTransaction, err)
-	}
-	// More than these are more than may be appended, since rows of the database that
-	// are not children any more are rows that the transaction knows.
-	limit := t.s.maxCascade + len(t.state.known) + 1
-	found := make([][]string, n)
-	oversized := -1
-	f.add(statement{what: "finding children", rows: func(rows pgx.Rows) error {
-		var ord int
-		var id, literal string
-		var version int64
-		var payload []byte
-		_, err := pgx.ForEachRow(rows, []any{&ord, &id, &version, &payload, &literal}, func() error {
-			i := ord - 1
-			ref := probes[i].ref
-			found[i] = append(found[i], id)
-			key := rowKey{ref.child.Index, id}
-			switch {
-			case ref.OnDelete == schema.Restrict || t.state.known[key]:
-				return nil
-			case payload == nil:
-				oversized = max(oversized, i)
-				return nil
-			}
-			versions, err := parseVersions(literal)
-			if err != nil {
-				return fmt.Errorf("reading the column versions of a row: %w", err)
-			}
-			t.state.known[key] = true
-			t.state.load(key, version, payload, versions)
-			t.foundBytes += int64(len(payload))
-			return nil
-		})
-		return err //nolint:wrapcheck // run says what it was doing
-	}}, findChildren, t.partition, tables, columns, parents, int32(min(limit, 1<<30)), t.s.maxAdmittedBytes-t.foundBytes)
-	if _, err := t.run(ctx, f); err != nil {
-		return nil, fmt.Errorf("%w: %w", errTransaction, err)
-	}
-	t.dirty = false
-	switch {
-	case oversized < 0:
-		return found, nil
-	case len(t.commits) > 1:
-		return nil, fmt.Errorf("%w: %w", errTransaction, errOversized)
-	}
-	return nil, &refusal{result: opError(probes[oversized].op, ssp2.CodeConstraintViolation, tooLarge)}
 }
 
 // stageConsequence stages an operation that a delete leads to. It is authorized and

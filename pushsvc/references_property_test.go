@@ -40,18 +40,25 @@ var columnsOf = map[string]int{"lists": 3, "items": 5, "pins": 5, "locks": 5}
 
 const fewAppended = 3
 
-// drawRelated draws an operation: a delete, or an upsert of all columns or some.
-func drawRelated(t *rapid.T) intent {
+// tooLong is a title that a constraint of the host refuses.
+const tooLong = "too long"
+
+// drawRelated draws an operation: a delete, or an upsert of all columns, or of some in a
+// wire version that has that.
+func drawRelated(t *rapid.T, wire ssp2.WireVersion) intent {
 	table := rapid.SampledFrom([]string{"lists", "lists", "items", "items", "pins", "pins", "locks"}).Draw(t, "table")
 	in := intent{table: table, id: rapid.SampledFrom(related[table]).Draw(t, "id"), base: -1}
 	if rapid.IntRange(0, 2).Draw(t, "delete") == 0 {
 		in.remove = true
 		return in
 	}
-	in.whole = rapid.IntRange(0, 3).Draw(t, "whole") > 0
+	in.whole = wire != ssp2.WireV3 || rapid.IntRange(0, 3).Draw(t, "whole") > 0
 	in.values = map[string]any{"id": in.id, "project_id": "pr1"}
 	if in.whole && (table == "lists" || table == "items") {
 		in.values["title"] = nil
+		if rapid.IntRange(0, 5).Draw(t, "too long") == 0 {
+			in.values["title"] = tooLong
+		}
 	}
 	for _, r := range relations {
 		if r.child == table && (in.whole || rapid.Bool().Draw(t, r.column+" present")) {
@@ -140,6 +147,8 @@ func (m relatedModel) commit(ops []intent) string {
 		return "cascade_limit"
 	case restricted:
 		return "restricted_delete"
+	case slices.ContainsFunc(ops, func(in intent) bool { return in.values["title"] == tooLong }):
+		return string(ssp2.CodeConstraintViolation)
 	}
 	clear(stored)
 	maps.Copy(stored, next)
@@ -177,10 +186,28 @@ func reading(t *testing.T) pushsvc.CommitValidator {
 // parent.
 func TestReferencesKeepTheirRules(t *testing.T) {
 	t.Parallel()
-	for name, hook := range map[string]pushsvc.CommitValidator{"no hooks": nil, "a hook that reads": reading(t)} {
-		t.Run(name, func(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		hook  pushsvc.CommitValidator
+		ahead int // rows read ahead; 0: as many as usual
+	}{
+		{"no hooks", nil, 0},
+		{"a hook that reads", reading(t), 0},
+		{"no hooks, and little read ahead", nil, 2},
+		{"a hook that reads, and nothing read ahead", reading(t), -1},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			b := referring(t, func(_ *pgtest.Options, cfg *pushsvc.Config) { cfg.MaxCascade, cfg.ValidateCommit = fewAppended, hook })
+			b := referring(t, func(_ *pgtest.Options, cfg *pushsvc.Config) {
+				cfg.MaxCascade, cfg.ValidateCommit = fewAppended, tc.hook
+			})
+			switch {
+			case tc.ahead > 0:
+				b.ReadAheadAtMost(tc.ahead, 60)
+			case tc.ahead < 0:
+				b.ReadAheadAtMost(0, 0)
+			}
+			b.exec(t, `alter table public.lists add constraint short check (length(title) < 5)`, `alter table public.items add constraint short check (length(title) < 5)`)
 			holder := b.session(t)
 			run := 0
 			rapid.Check(t, func(rt *rapid.T) {
@@ -188,12 +215,14 @@ func TestReferencesKeepTheirRules(t *testing.T) {
 				var requests []pushsvc.Request
 				var commits [][]intent
 				for r := range rapid.IntRange(1, 3).Draw(rt, "clients") {
+					wire := rapid.SampledFrom([]ssp2.WireVersion{ssp2.WireV1, ssp2.WireV2, ssp2.WireV3, ssp2.WireV3}).Draw(rt, "wire")
+					related := rapid.Custom(func(rt *rapid.T) intent { return drawRelated(rt, wire) })
 					var drawn [][]intent
 					for range rapid.IntRange(1, 4).Draw(rt, "commits") {
-						drawn = append(drawn, rapid.SliceOfN(rapid.Custom(drawRelated), 1, 4).Draw(rt, "operations"))
+						drawn = append(drawn, rapid.SliceOfN(related, 1, 4).Draw(rt, "operations"))
 					}
-					req := request(b.commits(t, ssp2.WireV3, fmt.Sprint("c", r, "k"), drawn)...)
-					req.WireVersion, req.ClientID = ssp2.WireV3, fmt.Sprint("c", r)
+					req := request(b.commits(t, wire, fmt.Sprint("c", r, "k"), drawn)...)
+					req.WireVersion, req.ClientID = wire, fmt.Sprint("c", r)
 					requests = append(requests, req)
 					commits = append(commits, drawn...)
 				}

@@ -518,8 +518,9 @@ func TestReferenceRaces(t *testing.T) {
 	}
 }
 
-// TestRoundTripsOfReferences: what a commit refers to comes with its admission; children
-// cost one round trip for each level of them.
+// TestRoundTripsOfReferences: what a commit refers to, and the children of the rows that
+// it deletes, come with its admission; those of the children cost one round trip for each
+// level of them, however many commits of a request delete something.
 func TestRoundTripsOfReferences(t *testing.T) {
 	t.Parallel()
 	b := referring(t, func(o *pgtest.Options, _ *pushsvc.Config) { o.MaxConns = 1 })
@@ -531,9 +532,17 @@ func TestRoundTripsOfReferences(t *testing.T) {
 		}
 		return ops
 	}
+	each := func(ops ...ssp2.Operation) []ssp2.PushCommit {
+		commits := make([]ssp2.PushCommit, len(ops))
+		for i := range ops {
+			commits[i] = c.commit(ops[i])
+		}
+		return commits
+	}
+	together := func(ops ...ssp2.Operation) []ssp2.PushCommit { return []ssp2.PushCommit{c.commit(ops...)} }
 	requireApplied(t, c.push(t, c.row(t, "lists", "warm"), c.row(t, "items", "warm", "list", "warm"), c.row(t, "pins", "warm", "list", "warm"), c.row(t, "locks", "warm")))
 	requireApplied(t, c.push(t, remove("lists", "warm"), remove("locks", "warm"), remove("pins", "warm")))
-	requireApplied(t, c.push(t, c.row(t, "lists", "l"), c.row(t, "lists", "wide"), c.row(t, "items", "parent")))
+	requireApplied(t, c.push(t, c.row(t, "lists", "l"), c.row(t, "lists", "wide"), c.row(t, "items", "parent"), c.row(t, "lists", "alone")))
 	requireApplied(t, c.push(t, c.row(t, "lists", "deep"), c.row(t, "items", "d0", "list", "deep"), c.row(t, "items", "d1", "up", "d0"), c.row(t, "items", "d2", "up", "d1")))
 	for _, half := range []string{"a", "b"} {
 		requireApplied(t, c.push(t, many(500, func(i int) ssp2.Operation {
@@ -541,25 +550,86 @@ func TestRoundTripsOfReferences(t *testing.T) {
 		})...))
 		requireApplied(t, c.push(t, many(500, func(i int) ssp2.Operation { return c.row(t, "items", fmt.Sprint(half, i), "list", "wide") })...))
 	}
+	// Lists without children, items with pins, and lists with items that have pins.
+	requireApplied(t, c.push(t, many(500, func(i int) ssp2.Operation { return c.row(t, "lists", fmt.Sprint("bare", i)) })...))
+	requireApplied(t, c.push(t, many(500, func(i int) ssp2.Operation { return c.row(t, "items", fmt.Sprint("leafy", i)) })...))
+	requireApplied(t, c.push(t, many(500, func(i int) ssp2.Operation {
+		return c.row(t, "pins", fmt.Sprint("leaf", i), "item", fmt.Sprint("leafy", i))
+	})...))
+	requireApplied(t, c.push(t, many(500, func(i int) ssp2.Operation { return c.row(t, "lists", fmt.Sprint("tall", i)) })...))
+	requireApplied(t, c.push(t, many(500, func(i int) ssp2.Operation {
+		return c.row(t, "items", fmt.Sprint("stem", i), "list", fmt.Sprint("tall", i))
+	})...))
+	requireApplied(t, c.push(t, many(500, func(i int) ssp2.Operation {
+		return c.row(t, "pins", fmt.Sprint("tip", i), "item", fmt.Sprint("stem", i))
+	})...))
+	deletes := func(table, name string) []ssp2.PushCommit {
+		return each(many(500, func(i int) ssp2.Operation { return remove(table, fmt.Sprint(name, i)) })...)
+	}
 	for _, tc := range []struct {
-		name  string
-		ops   []ssp2.Operation
-		trips int
+		name    string
+		commits []ssp2.PushCommit
+		trips   int
 	}{
-		{"insert of a hundred children", many(100, func(i int) ssp2.Operation { return c.row(t, "items", fmt.Sprint("i", i), "list", "l", "up", "i0") }), 2},
-		{"insert of a parent and its children", []ssp2.Operation{c.row(t, "locks", "k", "list", "m", "item", "n"), c.row(t, "items", "n", "list", "m"), c.row(t, "lists", "m")}, 2},
-		{"delete of a row that nothing may refer to", []ssp2.Operation{remove("pins", "absent"), remove("locks", "k")}, 2},
-		{"cascade of a thousand children", []ssp2.Operation{remove("items", "parent")}, 3},
-		{"cascade of a thousand children that may have some", []ssp2.Operation{remove("lists", "wide")}, 4},
-		{"cascade of three levels, and what loses its parent", []ssp2.Operation{remove("lists", "deep")}, 6},
+		{"insert of a hundred children", together(many(100, func(i int) ssp2.Operation { return c.row(t, "items", fmt.Sprint("i", i), "list", "l", "up", "i0") })...), 2},
+		{"insert of a parent and its children", together(c.row(t, "locks", "k", "list", "m", "item", "n"), c.row(t, "items", "n", "list", "m"), c.row(t, "lists", "m")), 2},
+		{"delete of a row that nothing may refer to", together(remove("pins", "absent"), remove("locks", "k")), 2},
+		{"delete of a row that nothing refers to", together(remove("lists", "alone")), 2},
+		{"cascade of a thousand children", together(remove("items", "parent")), 2},
+		{"cascade of a thousand children that may have some", together(remove("lists", "wide")), 3},
+		{"cascade of three levels, and what loses its parent", together(remove("lists", "deep")), 5},
+		{"500 commits that delete a row without children", deletes("lists", "bare"), 2},
+		{"500 commits that delete a row with one child", deletes("items", "leafy"), 2},
+		{"500 commits that delete a row with two levels of children", deletes("lists", "tall"), 3},
 	} {
 		b.Wait()
 		b.counter.Reset()
-		result := c.push(t, tc.ops...)
+		results := c.send(t, tc.commits...)
 		b.Wait()
-		requireApplied(t, result)
+		requireApplied(t, results...)
 		require.Zero(t, b.counter.PrepareRoundTrips(), tc.name)
 		require.Equal(t, tc.trips, b.counter.RoundTrips(), "%s: %v", tc.name, b.counter.Statements())
+	}
+	require.Zero(t, scalar[int](t, b, `select count(*) from public.pins where _sync_row_id like 'leaf%' or _sync_row_id like 'tip%'`))
+	requireSoundLog(t, b)
+}
+
+// TestChildrenReadAheadAreBounded: what does not fit is asked for later, in rounds while
+// there is something left of the bytes, and then by each commit for itself.
+func TestChildrenReadAheadAreBounded(t *testing.T) {
+	t.Parallel()
+	b := referring(t, func(o *pgtest.Options, _ *pushsvc.Config) { o.MaxConns = 1 })
+	for _, tc := range []struct {
+		name  string
+		rows  int
+		bytes int64
+		trips int
+	}{
+		{"warm", 100, 1 << 20, 0},
+		{"everything fits", 100, 1 << 20, 2},
+		{"half of the rows, of which the last may not be all", 4, 1 << 20, 4}, // for the 4th and the 8th
+		{"no bytes", 100, 0, 10},
+		{"the bytes of half of the rows", 100, 320, 6}, // for each from the 5th on
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := b.client(t, ssp2.WireV2)
+			var commits []ssp2.PushCommit
+			for i := range 8 {
+				item := fmt.Sprint("i", i)
+				requireApplied(t, c.push(t, c.row(t, "items", item), c.row(t, "pins", fmt.Sprint("p", strings.Repeat("x", 50), i), "item", item)))
+				commits = append(commits, c.commit(remove("items", item)))
+			}
+			b.ReadAheadAtMost(tc.rows, tc.bytes)
+			b.Wait()
+			b.counter.Reset()
+			results := c.send(t, commits...)
+			b.Wait()
+			requireApplied(t, results...)
+			if tc.trips > 0 {
+				require.Equal(t, tc.trips, b.counter.RoundTrips())
+			}
+			requireSoundLog(t, b)
+		})
 	}
 }
 

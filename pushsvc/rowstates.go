@@ -64,8 +64,9 @@ type rowStates struct {
 	graves map[rowKey]bool // rows that may have a tombstone in the database
 	undo   []undone
 
-	// Of references: rows that are there, of those that are not known; and of staged
-	// rows those that may refer to a parent, more often than once perhaps.
+	// Of references: rows that are there, of those that are not known; and of rows that
+	// were changed those that referred to a parent before or after, more often than once
+	// perhaps.
 	parents   map[rowKey]bool
 	referring map[referringKey][]string
 }
@@ -96,15 +97,17 @@ func (s *rowStates) live(key rowKey) bool {
 	return s.parents[key]
 }
 
-// refer notes what a staged row refers to.
-func (s *rowStates) refer(refs []*reference, ch *change) {
-	if ch.row == nil {
+// refer notes what a row refers to, before or after a change of it.
+func (s *rowStates) refer(refs []*reference, id string, row *rowState) {
+	if !row.exists() {
 		return
 	}
 	for _, ref := range refs {
-		if key, null := ref.parentKey(ch.row.values[ref.Column]); !null {
+		if key, null := ref.parentKey(row.values[ref.Column]); !null {
 			at := referringKey{ref, key.id}
-			s.referring[at] = append(s.referring[at], ch.key.id)
+			if ids := s.referring[at]; len(ids) == 0 || ids[len(ids)-1] != id {
+				s.referring[at] = append(ids, id)
+			}
 		}
 	}
 }

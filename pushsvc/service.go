@@ -103,6 +103,8 @@ type Service struct {
 	maxAdmittedBytes   int64
 	maxPlannedBytes    int64
 	maxCommitBytes     int64
+	maxAheadRows       int
+	maxAheadBytes      int64
 	work               sync.WaitGroup // transactions in flight
 }
 
@@ -136,6 +138,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		maxAdmittedBytes:   maxAdmittedBytes,
 		maxPlannedBytes:    maxPlannedBytes,
 		maxCommitBytes:     maxCommitBytes,
+		maxAheadRows:       maxAheadRows,
+		maxAheadBytes:      maxAheadBytes,
 	}
 	if s.clock == nil {
 		s.clock = time.Now

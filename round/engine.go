@@ -13,14 +13,15 @@ import (
 	"github.com/syncpg/syncpg/internal/trace"
 	"github.com/syncpg/syncpg/lease"
 	"github.com/syncpg/syncpg/pullsvc"
+	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/pushsvc"
 	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/scope"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-// Config is what an engine is made of. All but Events and Logger is required; Push, Pull and
-// Gate work on the same database and schema.
+// Config is what an engine is made of. Segments, URLs, Events and Logger may be left out;
+// Push, Pull and Gate work on the same database and schema.
 type Config struct {
 	// Schema is the schema version served.
 	Schema *schema.Schema
@@ -38,6 +39,10 @@ type Config struct {
 	// Leases issues auth leases and stands in for a resolver that is out of reach
 	// (§7.3). nil: there are none.
 	Leases *lease.Store
+	// Segments is where Pull keeps its segments, to be downloaded from. nil: nowhere.
+	Segments segment.Store
+	// URLs verifies the URLs of segments. nil: none is taken.
+	URLs segment.URLVerifier
 	// Events gets events.RequestHandled once for every round, and
 	// events.ResolverFailed. nil: nobody.
 	Events events.Sink
@@ -53,6 +58,8 @@ type Engine struct {
 	gate          entry
 	resolveScopes func(context.Context, ScopeRequest) (scope.Allowed, error)
 	leases        *lease.Store
+	segments      segment.Store
+	urls          segment.URLVerifier
 	events        events.Sink
 	log           *slog.Logger
 }
@@ -115,7 +122,7 @@ func New(cfg Config) (*Engine, error) {
 func newEngine(cfg Config, push pusher, pull puller, gate entry) *Engine {
 	e := &Engine{
 		schema: cfg.Schema, push: push, pull: pull, gate: gate,
-		resolveScopes: cfg.ResolveScopes, leases: cfg.Leases, log: cfg.Logger,
+		resolveScopes: cfg.ResolveScopes, leases: cfg.Leases, segments: cfg.Segments, urls: cfg.URLs, log: cfg.Logger,
 	}
 	if e.log == nil {
 		e.log = slog.New(slog.DiscardHandler)

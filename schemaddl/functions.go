@@ -54,10 +54,7 @@ func (f *function) statements() []string {
 
 // functions returns the generated functions of a schema.
 func functions(s *schema.Schema, appSchema string) []function {
-	all := []function{prefetchRows(s, appSchema), lockTables(s, appSchema), scanRows(s, appSchema), scanByScope(s, appSchema), scanByIndex(s, appSchema), liveRows(s, appSchema)}
-	if hasReferences(s) {
-		all = append(all, findChildren(s, appSchema))
-	}
+	all := []function{prefetchRows(s, appSchema), lockTables(s, appSchema), scanRows(s, appSchema), scanByScope(s, appSchema), scanByIndex(s, appSchema), liveRows(s, appSchema), findChildren(s, appSchema)}
 	for _, t := range s.Tables {
 		all = append(all, findRows(t, appSchema), writeRows(t, appSchema))
 		if t.Materialize {

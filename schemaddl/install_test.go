@@ -325,14 +325,27 @@ func TestMigrationsAppliedAnew(t *testing.T) {
 		t.Run(fmt.Sprint("down to ", down), func(t *testing.T) {
 			t.Parallel()
 			db := pgtest.New(t, pgtest.Options{})
-			s := parse(t, oneTable(1, "a", "", ""))
-			require.NoError(t, install(t, db.Pool, s, schemaddl.Options{}))
+			s := parse(t, childrenIR)
 			conn, err := pgx.Connect(t.Context(), db.DSN)
 			require.NoError(t, err)
 			defer func() { _ = conn.Close(context.WithoutCancel(t.Context())) }()
 			m, err := migrations.New(conn, migrations.Options{})
 			require.NoError(t, err)
+			functions := func() []string {
+				rows, err := conn.Query(t.Context(), `select p.oid::regprocedure::text from pg_catalog.pg_proc as p where p.pronamespace = 'syncpg'::regnamespace order by 1`)
+				require.NoError(t, err)
+				names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+				require.NoError(t, err)
+				return names
+			}
 			require.NoError(t, m.Down(t.Context(), down))
+			without := functions()
+			require.NoError(t, m.Up(t.Context()))
+			require.NoError(t, install(t, db.Pool, s, schemaddl.Options{}))
+			require.NoError(t, m.Down(t.Context(), down))
+			if down < 3 {
+				require.Equal(t, without, functions(), "nothing generated is left")
+			}
 			require.NoError(t, m.Up(t.Context()))
 
 			require.ErrorIs(t, schemaddl.Check(t.Context(), db.Pool, s, schemaddl.Options{}), schemaddl.ErrFunctionsStale)

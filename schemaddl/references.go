@@ -9,25 +9,15 @@ import (
 
 // FindChildrenSQL finds the rows whose reference p_columns[i] of table p_tables[i] names
 // the row p_parents[i]: partition, tables, columns, parents (text[n] each), how many of
-// each reference at most, how many bytes of payloads at most. It returns i, row id,
-// server version, payload, and column versions as an array literal or an empty text; of
-// references that restrict, no payload. A payload of any other that is NULL says that the
-// bytes did not suffice.
+// each parent at most, how many of each reference at most, how many bytes of payloads at
+// most. It returns i, row id, server version, payload, and column versions as an array
+// literal or an empty text; of references that restrict, no payload. A payload of any
+// other that is NULL says that the bytes did not suffice.
 //
-// The caller holds the partition lock. Only of use with a schema that has references.
-const FindChildrenSQL = `select f.ord, f.row_id, f.server_version, case when f.bytes <= $6 then f.payload end, coalesce(f.column_versions::text, '')
+// The caller holds the partition lock. A parent must be a text of the type of the column.
+const FindChildrenSQL = `select f.ord, f.row_id, f.server_version, case when f.bytes <= $7 then f.payload end, coalesce(f.column_versions::text, '')
   from (select c.*, sum(coalesce(octet_length(c.payload), 0)) over (rows unbounded preceding) as bytes
-          from syncpg.sync_find_children($1, $2, $3, $4, $5) as c) as f`
-
-// hasReferences says whether a table refers to another.
-func hasReferences(s *schema.Schema) bool {
-	for _, t := range s.Tables {
-		if len(t.References) > 0 {
-			return true
-		}
-	}
-	return false
-}
+          from syncpg.sync_find_children($1, $2, $3, $4, $5, $6) as c) as f`
 
 // liveRows generates sync_live_rows, with a branch for every table that is a parent.
 func liveRows(s *schema.Schema, appSchema string) function {
@@ -68,9 +58,9 @@ func liveRows(s *schema.Schema, appSchema string) function {
 // findChildren generates sync_find_children. As in sync_scan_by_scope, the comparison of
 // rows and the order leave the index of the reference as the only one that will do.
 func findChildren(s *schema.Schema, appSchema string) function {
-	const signature = "syncpg.sync_find_children(text, text[], text[], text[], integer)"
+	const signature = "syncpg.sync_find_children(text, text[], text[], text[], integer, integer)"
 	const header = "create or replace function syncpg.sync_find_children(\n" +
-		"  p_partition text, p_tables text[], p_columns text[], p_parents text[], p_limit integer)\n" +
+		"  p_partition text, p_tables text[], p_columns text[], p_parents text[], p_limit integer, p_most integer)\n" +
 		"returns table (ord integer, row_id text, server_version bigint, payload bytea, column_versions bigint[])\n" +
 		"language plpgsql stable\nset search_path = pg_catalog, pg_temp\n" + scanning + "as "
 	var b strings.Builder
@@ -95,7 +85,7 @@ func findChildren(s *schema.Schema, appSchema string) function {
          limit p_limit
       ) as r
      where k.table_name = %[1]s and k.column_name = %[2]s
-     limit p_limit;
+     limit p_most;
   end if;
 `, quoteLiteral(t.Name), quoteLiteral(name), row, QuoteIdent(appSchema), QuoteIdent(t.Name), QuoteIdent(name), columnType(t, r.Column))
 		}
@@ -103,6 +93,6 @@ func findChildren(s *schema.Schema, appSchema string) function {
 	b.WriteString("end\n")
 	return function{
 		signature: signature, header: header, body: b.String(),
-		comment: "The rows whose reference p_columns[i] of table p_tables[i] names the row p_parents[i], at most p_limit of each reference, by parent in the order of the arrays and then by row id; ord is i. Without payload and column versions where the reference restricts. Generated from the installed schema. Takes no locks.",
+		comment: "The rows whose reference p_columns[i] of table p_tables[i] names the row p_parents[i], at most p_limit of each parent and p_most of each reference, by parent in the order of the arrays and then by row id; ord is i. Without payload and column versions where the reference restricts. Generated from the installed schema. Takes no locks.",
 	}
 }

@@ -82,14 +82,22 @@ func TestFindChildren(t *testing.T) {
 			{2, "r3", 3, payload, ""},
 			{3, "r10", 3, nil, ""},
 			{4, "r2", 3, payload, ""},
-		}, children(t, pool, "p", tables, columns, parents, 100, 1000), appSchema)
-		require.Equal(t, []child{{1, "r2", 3, nil, ""}}, children(t, pool, "p", []string{table}, []string{"row_id"}, []string{"1e+21"}, 100, 0))
+		}, children(t, pool, "p", tables, columns, parents, 100, 100, 1000), appSchema)
+		require.Equal(t, []child{{1, "r2", 3, nil, ""}}, children(t, pool, "p", []string{table}, []string{"row_id"}, []string{"1e+21"}, 100, 100, 0))
 
-		found := children(t, pool, "p", tables, columns, parents, 2, 5)
+		found := children(t, pool, "p", tables, columns, parents, 2, 2, 5)
 		require.Len(t, found, 6, "two of each reference")
 		require.NotNil(t, found[1].Payload)
 		require.Nil(t, found[2].Payload, "more bytes than asked for")
-		require.Empty(t, children(t, pool, "p", []string{}, []string{}, []string{}, 100, 1000))
+		require.Empty(t, children(t, pool, "p", []string{}, []string{}, []string{}, 100, 100, 1000))
+		ordinals := func(limit, most int) (ords []int) {
+			for _, c := range children(t, pool, "p", []string{table, table, table, table}, []string{"p_parents", "p_parents", key, "p_parents"}, []string{"x", "7", "1", "x2"}, limit, most, 1000) {
+				ords = append(ords, c.Ord)
+			}
+			return ords
+		}
+		require.Equal(t, []int{1, 2, 4, 3}, ordinals(1, 100), "one of each parent")
+		require.Equal(t, []int{1, 1, 2, 3, 3}, ordinals(100, 3), "three of each reference, those of the first parents")
 
 		for _, parent := range []struct{ table, id string }{{"s", "a"}, {"i", "7"}} {
 			_, err := pool.Exec(t.Context(), `insert into `+pgx.Identifier{appSchema, parent.table}.Sanitize()+
@@ -123,10 +131,10 @@ func TestChildrenOfAFullTable(t *testing.T) {
 		args      []any
 		rows      float64
 	}{
-		{"children of one row", schemaddl.FindChildrenSQL, []any{"p", []string{"c"}, []string{"owner"}, []string{"r77"}, 1001, 1 << 20}, 10},
-		{"children that restrict", schemaddl.FindChildrenSQL, []any{"p", []string{"c"}, []string{"guard"}, []string{"r77"}, 1001, 1 << 20}, 20},
-		{"children of a row without", schemaddl.FindChildrenSQL, []any{"p", []string{"c", "c"}, []string{"owner", "guard"}, []string{"r0", "r0"}, 1001, 1 << 20}, 0},
-		{"a hundred of many", schemaddl.FindChildrenSQL, []any{"p", []string{"c"}, []string{"owner"}, []string{"many"}, 100, 1 << 20}, 100},
+		{"children of one row", schemaddl.FindChildrenSQL, []any{"p", []string{"c"}, []string{"owner"}, []string{"r77"}, 1001, 1001, 1 << 20}, 10},
+		{"children that restrict", schemaddl.FindChildrenSQL, []any{"p", []string{"c"}, []string{"guard"}, []string{"r77"}, 1001, 1001, 1 << 20}, 20},
+		{"children of a row without", schemaddl.FindChildrenSQL, []any{"p", []string{"c", "c"}, []string{"owner", "guard"}, []string{"r0", "r0"}, 1001, 1001, 1 << 20}, 0},
+		{"a hundred of many", schemaddl.FindChildrenSQL, []any{"p", []string{"c"}, []string{"owner"}, []string{"many"}, 100, 100, 1 << 20}, 100},
 		{"parents", `select unnest(syncpg.sync_live_rows($1, $2, $3))`, []any{"p", []string{"a", "a"}, []string{"r77", "nobody"}}, 1},
 	}
 	for _, p := range probes {

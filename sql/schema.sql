@@ -475,6 +475,17 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_extend_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_owner text, p_lease_until bigint) IS 'Extends the lease that p_owner holds on a reaction, never shortens it. False: p_owner does not hold it any more. Locks: the reaction.';
 
+CREATE FUNCTION syncpg.sync_find_children(p_partition text, p_tables text[], p_columns text[], p_parents text[], p_limit integer, p_most integer) RETURNS TABLE(ord integer, row_id text, server_version bigint, payload bytea, column_versions bigint[])
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+begin
+  return;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_find_children(p_partition text, p_tables text[], p_columns text[], p_parents text[], p_limit integer, p_most integer) IS 'The rows whose reference p_columns[i] of table p_tables[i] names the row p_parents[i], at most p_limit of each parent and p_most of each reference; ord is i. Body generated from the installed schema: one branch per reference. Takes no locks.';
+
 CREATE FUNCTION syncpg.sync_find_lease(p_partition text, p_client_id text, p_with_scopes boolean) RETURNS TABLE(lease_id text, actor_id text, allowed_digest bytea, allowed_scopes text, issued_at_ms bigint, expires_at_ms bigint, revoked_at_ms bigint, signature bytea)
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2025,6 +2036,8 @@ REVOKE ALL ON FUNCTION syncpg.sync_delete_expired_segments(p_after text, p_now b
 REVOKE ALL ON FUNCTION syncpg.sync_enqueue_reactions(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_commit_seqs bigint[], p_keys text[], p_idempotency_keys text[], p_types text[], p_versions integer[], p_payloads text[], p_max_attempts integer[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_extend_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_owner text, p_lease_until bigint) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_find_children(p_partition text, p_tables text[], p_columns text[], p_parents text[], p_limit integer, p_most integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_find_lease(p_partition text, p_client_id text, p_with_scopes boolean) FROM PUBLIC;
 

@@ -145,6 +145,21 @@ var methods = map[string]method{
 		}
 		return nil, err
 	}),
+	"setSignedUrlTtlSeconds": call(func(_ context.Context, i *instance, body struct {
+		TTLSeconds int64 `json:"ttlSeconds"`
+	},
+	) (any, error) {
+		if i.urls == nil {
+			return nil, badRequest("the instance issues no URLs")
+		}
+		return nil, i.urls.setTTL(body.TTLSeconds)
+	}),
+	"fetchSegmentUrl": call(func(ctx context.Context, i *instance, body struct {
+		URL string `json:"url"`
+	},
+	) (any, error) {
+		return i.fetchSegment(ctx, body.URL)
+	}),
 	"prune": call(func(ctx context.Context, i *instance, body pruneSpec) (any, error) {
 		return i.prune(ctx, body)
 	}),
@@ -167,16 +182,14 @@ var methods = map[string]method{
 		return nil, h.discard(ctx, i)
 	},
 
-	"setSignedUrlTtlSeconds": unsupported("signed URLs"),
-	"fetchSegmentUrl":        unsupported("signed URLs"),
-	"setBlobPresign":         unsupported("presigned blob URLs"),
-	"fetchBlobUrl":           unsupported("presigned blob URLs"),
-	"putBlobUrl":             unsupported("presigned blob URLs"),
+	"setBlobPresign": unsupported("presigned blob URLs"),
+	"fetchBlobUrl":   unsupported("presigned blob URLs"),
+	"putBlobUrl":     unsupported("presigned blob URLs"),
 }
 
 // Capabilities returns the optional features that the host supports.
 func Capabilities() []string {
-	return []string{"backup-restore", "idempotency-fault", "leases", "validators", "commit-validators"}
+	return []string{"backup-restore", "idempotency-fault", "leases", "signed-urls", "validators", "commit-validators"}
 }
 
 // Handler serves the control API and, under each instance's base URL, the

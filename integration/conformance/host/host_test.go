@@ -191,10 +191,8 @@ func TestControlCallsThatAreRefused(t *testing.T) {
 			status: 400, code: "sync.invalid_request",
 		},
 		"create with a lease of no time": {url: create, body: spec(`"leases": {"ttlMs": 1}`), status: 500, code: "host.failed"},
-		"create with signed URLs":        {url: create, body: spec(`"signedUrls": {}`), status: 501, code: "host.not_supported"},
-		"create with a later limit": {
-			url: create, body: spec(`"limits": {"segmentTtlMs": 1}`), status: 501, code: "host.not_supported",
-		},
+		"create with long-lived URLs":    {url: create, body: spec(`"signedUrls": {"ttlSeconds": 901}`), status: 400, code: "sync.invalid_request"},
+		"create with negative life":      {url: create, body: spec(`"limits": {"segmentTtlMs": 0}`), status: 400, code: "sync.invalid_request"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -226,7 +224,7 @@ func TestCapabilitiesAreAList(t *testing.T) {
 	h := newHost(t)
 	status, answer := h.send(http.MethodGet, h.url+"/control/capabilities", "", "")
 	require.Equal(t, http.StatusOK, status)
-	require.JSONEq(t, `{"result": ["backup-restore", "idempotency-fault", "leases", "validators", "commit-validators"]}`, answer)
+	require.JSONEq(t, `{"result": ["backup-restore", "idempotency-fault", "leases", "signed-urls", "validators", "commit-validators"]}`, answer)
 }
 
 func TestTheClockMovesOnlyWhenTold(t *testing.T) {
