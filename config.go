@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/syncpg/syncpg/events"
+	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/pushsvc"
 	"github.com/syncpg/syncpg/realtime"
 	"github.com/syncpg/syncpg/retention"
@@ -84,6 +85,10 @@ type Config struct {
 	// it fails, so does the push, and the client tries again. Default: no reactions.
 	PlanReactions Planner
 
+	// Leases turns auth leases on (§7.3): while ResolveScopes answers ErrOutage, a client
+	// is served with what it was allowed when it was last asked. Default: nil, off.
+	Leases *Leases
+
 	// AppSchema is the database schema of the app's tables. Default: "public".
 	AppSchema string
 
@@ -124,6 +129,21 @@ type Config struct {
 	// InlineSegmentMaxBytes is the size in bytes up to which a bootstrap page rides
 	// in the response although the client takes others too (§5.7). Default: 262144.
 	InlineSegmentMaxBytes int
+
+	// Segments keeps the bootstrap pages and images that clients download by themselves,
+	// at GET /segments/{id}. Default: tables of the database, which all its servers share;
+	// see package segment for others.
+	Segments segment.Store
+
+	// SegmentTTL is how long the default store keeps a segment. Default: 24 h. Negative:
+	// there is no store, every page rides in the response, and clients that take external
+	// ones only cannot bootstrap. It says nothing about a store in Segments.
+	SegmentTTL time.Duration
+
+	// SegmentURLs issues URLs for clients that fetch segments without authentication
+	// (§5.4): a segment.Signer, whose URLs this server answers, or one of presigned URLs.
+	// Default: none are issued.
+	SegmentURLs segment.URLSigner
 
 	// MaxRequestBytes bounds a request body in bytes, as sent and as decompressed.
 	// Default: 16 MiB. Negative: no bound.
@@ -168,6 +188,26 @@ type Config struct {
 	// Logger gets what clients are not told: failures at warn and error, refused
 	// requests at debug. Default: nothing is logged.
 	Logger *slog.Logger
+}
+
+// Leases configures auth leases (§7.3). Keys is required.
+type Leases struct {
+	// TTL is how long a client is served without ResolveScopes after the last round that
+	// had its answer, which is also how long a scope that was taken away since can be
+	// used on. A lease may be a minute older than that round, a tenth of the TTL if that
+	// is less. Default: 15 minutes.
+	TTL time.Duration
+
+	// Keys sign the leases in the database, at least 32 random bytes each: the first
+	// signs, all verify. Every server of a database has the same ones. To rotate, add the
+	// new key behind, everywhere; then put it in front; take the old one away when a TTL
+	// has passed.
+	Keys [][]byte
+
+	// HoldRevoked keeps a client whose lease was revoked without one until
+	// [Server.ClearLease]. Default: false, an answer of ResolveScopes from after the
+	// revocation gets it a new one.
+	HoldRevoked bool
 }
 
 // check says what is wrong with a Config that the services below do not look at.

@@ -47,7 +47,8 @@
 //
 // A resolver that cannot find out must say [ErrOutage]. Any other error means that
 // the actor holds nothing: devices drop the rows of revoked subscriptions, and a
-// refused write is refused for good.
+// refused write is refused for good. With [Config].Leases an outage is served, for a
+// while, from what the resolver answered last (§7.3).
 //
 // Both callbacks run without a connection of the pool being held, so they may use
 // it, however small it is.

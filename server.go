@@ -13,7 +13,9 @@ import (
 	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/httpsync"
 	"github.com/syncpg/syncpg/internal/gate"
+	"github.com/syncpg/syncpg/lease"
 	"github.com/syncpg/syncpg/pullsvc"
+	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/pushsvc"
 	"github.com/syncpg/syncpg/realtime"
 	"github.com/syncpg/syncpg/retention"
@@ -32,6 +34,7 @@ type Server struct {
 	log     *slog.Logger
 	push    *pushsvc.Service
 	pull    *pullsvc.Service
+	leases  *lease.Store // nil: off
 	logs    *retention.Service
 	hub     *realtime.Hub // nil: none
 	handler http.Handler
@@ -90,10 +93,15 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 	}); err != nil {
 		return nil, err
 	}
+	segments, err := s.segments(&cfg)
+	if err != nil {
+		return nil, err
+	}
+	urls, _ := cfg.SegmentURLs.(segment.URLVerifier)
 	if s.pull, err = pullsvc.New(pool, pullsvc.Config{
 		Schema: cfg.Schema, Clock: cfg.Clock, Gate: epochs, Events: sink, Logger: cfg.Logger,
-		InlineSegmentMaxBytes: cfg.InlineSegmentMaxBytes,
-		MaxSubscriptions:      cfg.MaxSubscriptions, MaxScopeValues: cfg.MaxScopeValues,
+		InlineSegmentMaxBytes: cfg.InlineSegmentMaxBytes, Segments: segments, URLs: cfg.SegmentURLs,
+		MaxSubscriptions: cfg.MaxSubscriptions, MaxScopeValues: cfg.MaxScopeValues,
 		CatchUpChanges: cfg.CatchUpChanges, ImageDir: cfg.ImageDir,
 	}); err != nil {
 		return nil, err
@@ -104,15 +112,23 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s.background = append(s.background, s.logs)
+	if cfg.Leases != nil {
+		if s.leases, err = lease.New(pool, lease.Config{
+			TTL: cfg.Leases.TTL, Keys: cfg.Leases.Keys, HoldRevoked: cfg.Leases.HoldRevoked,
+			Clock: cfg.Clock, Events: sink, Logger: cfg.Logger,
+		}); err != nil {
+			return nil, err
+		}
+	}
 	rounds, err := round.New(round.Config{
-		Schema: cfg.Schema, Push: s.push, Pull: s.pull, Gate: epochs, Events: sink, Logger: cfg.Logger,
-		ResolveScopes: cfg.ResolveScopes,
+		Schema: cfg.Schema, Push: s.push, Pull: s.pull, Gate: epochs, Leases: s.leases, Events: sink, Logger: cfg.Logger,
+		ResolveScopes: cfg.ResolveScopes, Segments: segments, URLs: urls,
 	})
 	if err != nil {
 		return nil, err
 	}
 	requests, err := httpsync.New(httpsync.Config{
-		Rounds: rounds, Authenticate: cfg.Authenticate, Ready: s.checks, Logger: cfg.Logger,
+		Rounds: rounds, Segments: rounds, Authenticate: cfg.Authenticate, Ready: s.checks, Logger: cfg.Logger,
 		MaxRequestBytes: cfg.MaxRequestBytes, WriteTimeout: cfg.WriteTimeout,
 	})
 	if err != nil {
@@ -138,6 +154,27 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 	return s, nil
 }
 
+// segments returns the store of a configuration, nil for none, and has its janitor started
+// with the server.
+func (s *Server) segments(cfg *Config) (segment.Store, error) {
+	store := cfg.Segments
+	if store == nil {
+		if cfg.SegmentTTL < 0 {
+			return nil, nil //nolint:nilnil // none is an answer
+		}
+		var err error
+		if store, err = segment.NewPostgres(s.pool, segment.PostgresConfig{TTL: cfg.SegmentTTL, Clock: cfg.Clock}); err != nil {
+			return nil, err
+		}
+	}
+	janitor, err := segment.NewJanitor(segment.JanitorConfig{Store: store, Logger: cfg.Logger})
+	if err != nil {
+		return nil, err
+	}
+	s.background = append(s.background, janitor)
+	return store, nil
+}
+
 // committed passes on that a transaction committed.
 func (s *Server) committed(partition string, seq int64) {
 	for _, tell := range s.listeners {
@@ -145,8 +182,8 @@ func (s *Server) committed(partition string, seq int64) {
 	}
 }
 
-// Handler returns the HTTP side: POST /sync, GET /realtime, GET /healthz, GET /readyz. Its
-// paths begin at the root; under a prefix, mount it with http.StripPrefix. See package
+// Handler returns the HTTP side: POST /sync, GET /segments/{id}, GET /realtime, GET /healthz,
+// GET /readyz. Its paths begin at the root; under a prefix, mount it with http.StripPrefix. See package
 // httpsync for what it leaves to the host, and package realtime for sockets, which are
 // served between [Server.Start] and [Server.Stop].
 func (s *Server) Handler() http.Handler { return s.handler }

@@ -191,6 +191,31 @@ type ResolverFailed struct {
 // EventName returns "scopes.resolve_failed".
 func (ResolverFailed) EventName() string { return "scopes.resolve_failed" }
 
+// LeaseOutcome is what an auth lease was found to be.
+type LeaseOutcome string
+
+// Outcomes of LeaseConsulted.
+const (
+	LeaseValid      LeaseOutcome = "valid"
+	LeaseMissing    LeaseOutcome = "missing"
+	LeaseExpired    LeaseOutcome = "expired"
+	LeaseRevoked    LeaseOutcome = "revoked"
+	LeaseOtherActor LeaseOutcome = "other_actor"
+	LeaseTampered   LeaseOutcome = "tampered" // its signature is wrong
+)
+
+// LeaseConsulted says that a round was to be authorized by the auth lease of its client,
+// since live authorization was out of reach (§7.3.3), "lease.consulted". It is also told of
+// a tampered one that a round with live authorization replaced.
+type LeaseConsulted struct {
+	Partition, Actor, ClientID string
+	LeaseID                    string // empty: there is none
+	Outcome                    LeaseOutcome
+}
+
+// EventName returns "lease.consulted".
+func (LeaseConsulted) EventName() string { return "lease.consulted" }
+
 // Session is what events about a realtime connection (§8) have in common.
 type Session struct {
 	Partition, Actor, ClientID, SessionID string

@@ -34,6 +34,7 @@ var every = []events.Event{
 	events.ReactionPruneCompleted{},
 	events.Pruned{},
 	events.ResolverFailed{},
+	events.LeaseConsulted{},
 	events.RealtimeConnected{},
 	events.RealtimeDisconnected{},
 	events.RealtimeDeltaSent{},

@@ -1,8 +1,9 @@
-// Package httpsync serves sync rounds over HTTP (§1.1).
+// Package httpsync serves sync rounds and segments over HTTP (§1.1, §5.5).
 //
 // [New] returns one http.Handler with
 //
 //   - POST /sync: a round (§1.5, §1.6),
+//   - GET /segments/{id}: a bootstrap segment (§5.5), also by signed URL (§5.4),
 //   - GET /healthz: the process runs,
 //   - GET /readyz: rounds can be served, with the state of each check.
 //
@@ -24,6 +25,14 @@
 //
 // An error before the first byte is a JSON object (§10.1) under the status of the
 // catalogue; after it, it is an ERROR frame and the status is 200 (§1.6).
+//
+// # Segments
+//
+// A download is authenticated and authorized anew, with the scopes in X-Syncular-Scopes.
+// It is compressed like any response, streamed, and never cut short in a way that looks
+// like its end: when a segment goes away meanwhile, the connection does too. One by signed
+// URL has its grant in the query (st); headers of authentication are not looked at, and
+// any origin may ask.
 //
 // # What the host does
 //

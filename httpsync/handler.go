@@ -32,6 +32,8 @@ type Runner interface {
 type Config struct {
 	// Rounds runs the rounds. Required.
 	Rounds Runner
+	// Segments opens segments for downloads. nil: there are none.
+	Segments Downloads
 	// Authenticate says who sent a request, from its headers; the body is not to
 	// be read. Required. An [*ssp2.Error] is answered as it is, an error that is
 	// round.ErrOutage as sync.storage_unavailable (503), and every other one as
@@ -85,6 +87,7 @@ func New(cfg Config) (http.Handler, error) {
 	h := &handler{cfg: cfg}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/sync", h.sync)
+	mux.HandleFunc("/segments/{id}", h.segment)
 	mux.HandleFunc("/healthz", h.healthz)
 	mux.HandleFunc("/readyz", h.readyz)
 	return mux, nil
@@ -187,7 +190,7 @@ func (h *handler) contain(w http.ResponseWriter, r *http.Request, out *response)
 	if err, ok := v.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 		panic(v)
 	}
-	h.cfg.Logger.ErrorContext(r.Context(), "panic while serving a round", "panic", v, "stack", string(debug.Stack()))
+	h.cfg.Logger.ErrorContext(r.Context(), "panic while serving a request", "panic", v, "stack", string(debug.Stack()))
 	if out.committed {
 		panic(http.ErrAbortHandler)
 	}

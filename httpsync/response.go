@@ -16,7 +16,7 @@ const (
 	writeStep = 64 << 10
 )
 
-// response is the [round.Writer] of one HTTP response.
+// response is the body of one HTTP response, and the [round.Writer] of a round.
 type response struct {
 	w         http.ResponseWriter
 	out       deadlineWriter
@@ -24,6 +24,7 @@ type response struct {
 	held      []byte
 	enc       encoder // nil: not compressed, or not begun
 	committed bool    // the status is out
+	describe  func(header http.Header)
 
 	received int64 // bytes of the request's body
 	report   func(received, sent int64)
@@ -34,6 +35,11 @@ func newResponse(w http.ResponseWriter, c coding, timeout time.Duration) *respon
 		w:      w,
 		out:    newDeadlineWriter(w, timeout),
 		coding: c,
+		describe: func(header http.Header) {
+			header.Set("Content-Type", ContentType)
+			header.Set("Cache-Control", "no-store")
+			header.Set("X-Content-Type-Options", "nosniff")
+		},
 	}
 }
 
@@ -89,9 +95,7 @@ func (r *response) finish() error {
 // begin decides the headers and writes what was held back.
 func (r *response) begin() error {
 	header := r.w.Header()
-	header.Set("Content-Type", ContentType)
-	header.Set("Cache-Control", "no-store")
-	header.Set("X-Content-Type-Options", "nosniff")
+	r.describe(header)
 	if r.coding != identity {
 		header.Set("Content-Encoding", string(r.coding))
 		r.enc = encoders[r.coding].get(&r.out)

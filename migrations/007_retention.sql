@@ -325,11 +325,13 @@ begin
   update syncpg.sync_clients as c set cursor = null, subscriptions = null, wire_version = null
    where c.partition = p_partition and (c.cursor is not null or c.subscriptions is not null or c.wire_version is not null);
   get diagnostics clients = row_count;
+  -- A backup may hold leases from before they were revoked.
+  delete from syncpg.sync_leases as l where l.partition = p_partition;
   return next;
 end
 $$;
 comment on function syncpg.sync_rotate_epoch(text) is
-  'Gives a partition a new log epoch that nobody can guess, requires it from now on, so that wire version 1 is refused, and deletes what its clients'' pulls left: cursor, subscriptions, wire version (§2.1). The actor that a client belongs to stays, since nobody else may ask for its outcomes. Returns the epochs, NULL when there is no such partition, and the number of clients. Locks: the partition''s row of sync_partitions FOR UPDATE, the registry row, the clients.';
+  'Gives a partition a new log epoch that nobody can guess, requires it from now on, so that wire version 1 is refused, and deletes what its clients'' pulls left: cursor, subscriptions, wire version (§2.1), auth lease (§7.3). The actor that a client belongs to stays, since nobody else may ask for its outcomes. Returns the epochs, NULL when there is no such partition, and the number of clients. Locks: the partition''s row of sync_partitions FOR UPDATE, the registry row, the clients, their leases.';
 
 create function syncpg.sync_rotate_epochs(p_now bigint)
 returns table (partitions bigint, clients bigint)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/syncpg/syncpg/internal/pgtest"
 	"github.com/syncpg/syncpg/pullsvc"
+	"github.com/syncpg/syncpg/retention"
 	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/schemaddl"
 	"github.com/syncpg/syncpg/scope"
@@ -240,14 +241,15 @@ func wireValues(t testing.TB, values []any) []ssp2.Value {
 func (b *bundle) prune(t testing.TB, horizon int64) {
 	t.Helper()
 	b.horizon = horizon
-	batch := &pgx.Batch{}
-	batch.Queue(`update syncpg.sync_partitions set horizon_seq = $2 where partition = $1`, b.partition, horizon)
-	for _, table := range []string{"sync_commits", "sync_changes", "sync_change_scopes"} {
-		batch.Queue(`delete from syncpg.`+table+` where partition = $1 and commit_seq <= $2`, b.partition, horizon)
+	keep := b.seq - horizon
+	if keep == 0 {
+		keep = -1
 	}
-	require.NoError(t, pgx.BeginFunc(t.Context(), b.db.Pool, func(tx pgx.Tx) error {
-		return tx.SendBatch(t.Context(), batch).Close()
-	}))
+	s, err := retention.New(b.db.Pool, retention.Config{Policy: retention.Policy{KeepCommits: keep, ActiveWindow: -1}})
+	require.NoError(t, err)
+	result, err := s.Prune(t.Context(), b.partition, nil)
+	require.NoError(t, err)
+	require.Equal(t, horizon, result.Horizon)
 }
 
 // everything grants every scope.

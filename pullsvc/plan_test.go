@@ -21,6 +21,8 @@ const (
 	pageSQL   = `select * from syncpg.sync_scan_rows('p1', '{docs}', array[$1::text], array[null::bigint], '{1}', array[$2::text], $3::integer, 1e9::bigint, 1e9::bigint)`
 	openSQL   = `select * from syncpg.sync_open_partition('p1', 'e', $1::bigint)`
 	gateSQL   = `select * from syncpg.sync_read_pull_gate('p1', $1::text, '\x00'::bytea)`
+	leaseSQL  = `select * from syncpg.sync_find_lease('p1', $1::text, false)`
+	issueSQL  = `select syncpg.sync_issue_lease('p1', $1::text, 'alice', $2::text, 'new ' || $1::text, '{}', 0, 1, '\x00', true)`
 	recordSQL = `select syncpg.sync_record_client('p1', $1::text, 'alice', 2::smallint, 1, null, 0, true)`
 )
 
@@ -82,6 +84,9 @@ func TestPlanCliff(t *testing.T) {
 		{"entering after a minute", openSQL, []any{60_001}, 1, 40},
 		{"gate", gateSQL, []any{"c500"}, 1, 40},
 		{"record", recordSQL, []any{"c501"}, 1, 40},
+		{"lease", leaseSQL, []any{"c500"}, 1, 40},
+		{"lease, issued", issueSQL, []any{"c502", nil}, 1, 60},
+		{"lease, refreshed", issueSQL, []any{"c500", "l500"}, 1, 60},
 		{"window, one key", windowSQL, []any{`{"org":["o3"]}`, 0, 100}, 101, 100 * 25},
 		{"window, the end of the log", windowSQL, []any{`{"org":["o3"]}`, 990, 1000}, 2, 100},
 		{"window, many keys", windowSQL, []any{`{"org":["o1","o2","o3","o4","o5","o6","o7"]}`, 0, 100}, 101, 100 * 25},
@@ -116,6 +121,9 @@ func TestPlanCliff(t *testing.T) {
 		`delete from syncpg.sync_changes where commit_seq % 10 <> 9 and scopes[2] = 'org=o3'`,
 		`insert into syncpg.sync_clients (partition, client_id, actor_id, created_at_ms, updated_at_ms)
 		 select p, 'c' || i, 'alice', 0, 0 from generate_series(1, 20000) as i, unnest(array['p1', 'p2']) as p on conflict do nothing`,
+		`delete from syncpg.sync_leases`,
+		`insert into syncpg.sync_leases (partition, client_id, lease_id, actor_id, allowed_scopes, issued_at_ms, expires_at_ms, signature)
+		 select p, 'c' || i, 'l' || i, 'alice', '{}', 0, 1, '' from generate_series(1, 20000) as i, unnest(array['p1', 'p2']) as p where i not in (502)`,
 		`insert into syncpg.sync_partitions (partition) select 'q' || i from generate_series(1, 5000) as i`,
 		`insert into syncpg.sync_partition_registry (partition, log_epoch, created_at_ms, last_seen_ms) select 'q' || i, 'e', 0, 0 from generate_series(1, 5000) as i`,
 		`update syncpg.sync_partitions set max_commit_seq = 1000 where partition = 'p1'`,

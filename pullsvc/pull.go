@@ -46,6 +46,8 @@ type Pull struct {
 	whole    bool     // the stream came to its end
 	list     []byte   // the subscription list for the client's record
 	digest   []byte   // SHA-256 of list
+
+	leaseRead bool // the auth lease of the request
 }
 
 // mode is how a subscription is answered.

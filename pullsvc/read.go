@@ -11,6 +11,7 @@ import (
 	"github.com/syncpg/syncpg/db"
 	"github.com/syncpg/syncpg/internal/gate"
 	"github.com/syncpg/syncpg/internal/pgtx"
+	"github.com/syncpg/syncpg/lease"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
@@ -167,10 +168,19 @@ func (p *Pull) flush(ctx context.Context, w work, classify func() error) error {
 	if err := session.Prepare(ctx, statements...); err != nil {
 		return err
 	}
+	if p.req.Lease != nil {
+		if err := session.Prepare(ctx, lease.Find); err != nil {
+			return err
+		}
+	}
 	batch := &pgx.Batch{}
 	queue := func(s pgtx.Statement, args ...any) { session.Queue(batch, s, args...) }
 	queue(pgtx.BeginSnapshot)
 	queue(readGate, p.req.Partition, p.req.ClientID, p.digest)
+	readLease := p.req.Lease != nil && !p.leaseRead
+	if readLease {
+		queue(lease.Find, p.req.Lease.Args()...)
+	}
 	if len(w.windows) > 0 {
 		p.queueWindows(queue, w.windows)
 	}
@@ -200,6 +210,11 @@ func (p *Pull) flush(ctx context.Context, w work, classify func() error) error {
 	}
 	if err := p.readGate(results); err != nil || p.Reset {
 		return err
+	}
+	if readLease {
+		if err := p.readLease(ctx, results); err != nil {
+			return err
+		}
 	}
 	if err := classify(); err != nil {
 		return err
@@ -277,6 +292,19 @@ func (p *Pull) readGate(results pgx.BatchResults) error {
 		return ssp2.Errorf(ssp2.CodeStorageStaleRead, "the database answers from before a commit that it has already accepted")
 	}
 	p.gate = g
+	return nil
+}
+
+// readLease reads the client's auth lease, once: what the round needs of it is known then.
+func (p *Pull) readLease(ctx context.Context, results pgx.BatchResults) error {
+	rows, err := results.Query()
+	if err != nil {
+		return fmt.Errorf("reading the auth lease: %w", err)
+	}
+	if err := p.req.Lease.Read(ctx, rows); err != nil {
+		return err
+	}
+	p.leaseRead = true
 	return nil
 }
 

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/syncpg/syncpg/db"
 	"github.com/syncpg/syncpg/internal/pgtx"
 	"github.com/syncpg/syncpg/ssp2"
@@ -72,18 +74,19 @@ func (p *Pull) record(ctx context.Context) error {
 		Partition: p.req.Partition, ClientID: p.req.ClientID, ActorID: p.req.Actor,
 		WireVersion: int16(p.req.WireVersion), Cursor: cursor, Now: now,
 	}
+	due := p.req.Lease != nil && p.req.Lease.Due()
 	known := p.gate.ClientActor != "" && p.gate.SameSubscriptions && p.gate.ClientWireVersion == params.WireVersion
 	switch {
 	case !known:
 		list := string(p.list)
 		params.Subscriptions = &list
-	case p.gate.sameCursor(cursor) && now-p.gate.ClientUpdatedAtMs < recordAge.Milliseconds():
+	case p.gate.sameCursor(cursor) && now-p.gate.ClientUpdatedAtMs < recordAge.Milliseconds() && !due:
 		return nil
 	default:
 		params.Relaxed = true
 	}
 	for attempt := 1; ; attempt++ {
-		actor, err := db.New(p.s.pool).PullRecordClient(ctx, params)
+		actor, err := p.write(ctx, params, due)
 		switch {
 		case err == nil && actor != p.req.Actor:
 			return errOtherActor()
@@ -93,6 +96,22 @@ func (p *Pull) record(ctx context.Context) error {
 			return fmt.Errorf("recording the client: %w", err)
 		}
 	}
+}
+
+// write writes the record, and the auth lease if it is due, in one transaction and one
+// round trip. What is lost of a lease in a crash is its last refresh.
+func (p *Pull) write(ctx context.Context, params db.PullRecordClientParams, due bool) (actor string, err error) {
+	if !due {
+		return db.New(p.s.pool).PullRecordClient(ctx, params)
+	}
+	batch := &pgx.Batch{}
+	batch.Queue(db.PullRecordClient, params.Partition, params.ClientID, params.ActorID, params.WireVersion,
+		params.Cursor, params.Subscriptions, params.Now, params.Relaxed).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&actor)
+	})
+	p.req.Lease.Queue(batch, params.Relaxed)
+	err = p.s.pool.SendBatch(ctx, batch).Close()
+	return actor, err //nolint:wrapcheck // wrapped by record
 }
 
 func errOtherActor() error {

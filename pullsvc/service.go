@@ -14,6 +14,7 @@ import (
 	"github.com/syncpg/syncpg/internal/gate"
 	"github.com/syncpg/syncpg/internal/pgtx"
 	"github.com/syncpg/syncpg/internal/trace"
+	"github.com/syncpg/syncpg/lease"
 	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/pullsvc/segment/image"
 	"github.com/syncpg/syncpg/schema"
@@ -178,6 +179,10 @@ type Request struct {
 	// AfterSeq is the newest seq that the push of the same request was given, 0 for
 	// none. A database that does not have it yet is sync.storage_stale_read.
 	AfterSeq int64
+	// Lease is the client's auth lease in this round (§7.3), nil when the server issues
+	// none. It is read with the first statements and written, when due, with the client's
+	// record; when Begin has returned it knows its frame.
+	Lease *lease.Round
 }
 
 // Validate checks what a request must satisfy before anything else is done with

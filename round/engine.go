@@ -11,15 +11,17 @@ import (
 	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/internal/gate"
 	"github.com/syncpg/syncpg/internal/trace"
+	"github.com/syncpg/syncpg/lease"
 	"github.com/syncpg/syncpg/pullsvc"
+	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/pushsvc"
 	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/scope"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-// Config is what an engine is made of. All but Events and Logger is required; Push, Pull and
-// Gate work on the same database and schema.
+// Config is what an engine is made of. Segments, URLs, Events and Logger may be left out;
+// Push, Pull and Gate work on the same database and schema.
 type Config struct {
 	// Schema is the schema version served.
 	Schema *schema.Schema
@@ -30,10 +32,17 @@ type Config struct {
 	Gate *gate.Gate
 	// ResolveScopes says what an actor may read and write (§3.2 rule 3). It is
 	// called once per round, not at all when the round ends before that, and from
-	// several goroutines. An error that is [ErrOutage] fails the round; any other
-	// one, and a panic, revokes every subscription and refuses every operation of
+	// several goroutines. An error that is [ErrOutage] fails the round, unless the
+	// client has an auth lease; any other one, and a panic, revokes every subscription and refuses every operation of
 	// this round (§3.2 rule 5, §3.4 rule 4).
 	ResolveScopes func(context.Context, ScopeRequest) (scope.Allowed, error)
+	// Leases issues auth leases and stands in for a resolver that is out of reach
+	// (§7.3). nil: there are none.
+	Leases *lease.Store
+	// Segments is where Pull keeps its segments, to be downloaded from. nil: nowhere.
+	Segments segment.Store
+	// URLs verifies the URLs of segments. nil: none is taken.
+	URLs segment.URLVerifier
 	// Events gets events.RequestHandled once for every round, and
 	// events.ResolverFailed. nil: nobody.
 	Events events.Sink
@@ -48,6 +57,9 @@ type Engine struct {
 	pull          puller
 	gate          entry
 	resolveScopes func(context.Context, ScopeRequest) (scope.Allowed, error)
+	leases        *lease.Store
+	segments      segment.Store
+	urls          segment.URLVerifier
 	events        events.Sink
 	log           *slog.Logger
 }
@@ -110,7 +122,7 @@ func New(cfg Config) (*Engine, error) {
 func newEngine(cfg Config, push pusher, pull puller, gate entry) *Engine {
 	e := &Engine{
 		schema: cfg.Schema, push: push, pull: pull, gate: gate,
-		resolveScopes: cfg.ResolveScopes, log: cfg.Logger,
+		resolveScopes: cfg.ResolveScopes, leases: cfg.Leases, segments: cfg.Segments, urls: cfg.URLs, log: cfg.Logger,
 	}
 	if e.log == nil {
 		e.log = slog.New(slog.DiscardHandler)
@@ -182,11 +194,11 @@ func (e *Engine) run(ctx context.Context, id Identity, req *ssp2.Request, out *r
 	if reset {
 		return out.only(header)
 	}
-	scopes, err := e.resolve(ctx, ScopeRequest{Identity: id, ClientID: req.Header.ClientID})
+	scopes, issue, err := e.resolve(ctx, ScopeRequest{Identity: id, ClientID: req.Header.ClientID})
 	if err != nil {
 		return err
 	}
-	push.Scopes, pull.Scopes = scopes, scopes
+	push.Scopes, pull.Scopes, pull.Lease = scopes, scopes, issue
 
 	var results *pushsvc.Response
 	if len(req.Commits) > 0 {
@@ -200,7 +212,14 @@ func (e *Engine) run(ctx context.Context, id Identity, req *ssp2.Request, out *r
 		pull.AfterSeq = results.LastSeq
 	}
 	if req.Pull == nil {
-		if err := out.open(header, results); err != nil {
+		if issue != nil {
+			if err := issue.Refresh(ctx); err != nil {
+				// The push stands, and it needed no lease.
+				e.log.WarnContext(ctx, "the auth lease could not be refreshed",
+					"partition", id.Partition, "client", req.Header.ClientID, "error", err)
+			}
+		}
+		if err := out.open(header, issue.Frame(), results); err != nil {
 			return err
 		}
 		return out.end()
@@ -213,7 +232,7 @@ func (e *Engine) run(ctx context.Context, id Identity, req *ssp2.Request, out *r
 	if read.reset {
 		return e.rotated(req, read.logEpoch, out)
 	}
-	if err := out.open(header, results); err != nil {
+	if err := out.open(header, issue.Frame(), results); err != nil {
 		return err
 	}
 	if err := read.stream(ctx, out.emit); err != nil {
@@ -273,35 +292,53 @@ func (e *Engine) rotated(req *ssp2.Request, logEpoch string, out *response) erro
 
 // Resolve asks the host what an actor may read, for what is no round: a connection that
 // registers what its client pulled before (§8.1). As in a round, a failing resolver grants
-// nothing and is no error, and an authority out of reach is one.
+// nothing and is no error, and an authority out of reach is one unless the client has an
+// auth lease.
 func (e *Engine) Resolve(ctx context.Context, req ScopeRequest) (scope.Resolution, error) {
-	return e.resolve(ctx, req)
+	scopes, _, err := e.resolve(ctx, req)
+	return scopes, err
 }
 
-// resolve asks the host, once, what the actor may read and write.
-func (e *Engine) resolve(ctx context.Context, req ScopeRequest) (scope.Resolution, error) {
+// resolve asks the host, once, what the actor may read and write. When the host is out of
+// reach, the client's auth lease says it. issue is the lease to be issued, nil for none.
+func (e *Engine) resolve(ctx context.Context, req ScopeRequest) (_ scope.Resolution, issue *lease.Round, _ error) {
+	holder := lease.Client{Partition: req.Partition, ID: req.ClientID, Actor: req.Actor}
+	var askedAt time.Time
+	if e.leases != nil {
+		askedAt = e.leases.Now()
+	}
 	allowed, err := e.askHost(ctx, req)
 	if err != nil {
 		if over := context.Cause(ctx); over != nil {
 			// A request that ended meanwhile says nothing about the actor.
-			return scope.Resolution{}, fmt.Errorf("resolving scopes: %w", over)
+			return scope.Resolution{}, nil, fmt.Errorf("resolving scopes: %w", over)
 		}
 		if errors.Is(err, ErrOutage) {
 			e.resolverFailed(ctx, req, true, err)
-			return scope.Resolution{}, &ssp2.Error{
+			if e.leases != nil {
+				leased, err := e.leases.Authorize(ctx, holder)
+				if err != nil {
+					return scope.Resolution{}, nil, err
+				}
+				return scope.Resolution{Grants: scope.Compile(leased)}, nil, nil
+			}
+			return scope.Resolution{}, nil, &ssp2.Error{
 				Code:    ssp2.CodeAuthLeaseRequired,
 				Message: "live authorization is unavailable and there is no auth lease to stand in for it",
 				Err:     err,
 			}
 		}
 		e.hostFailed(ctx, req, err)
-		return scope.Resolution{Err: err}, nil
+		return scope.Resolution{Err: err}, nil, nil
 	}
 	if err := scope.ValidateAllowed(e.schema, allowed); err != nil {
 		e.hostFailed(ctx, req, err)
-		return scope.Resolution{}, err
+		return scope.Resolution{}, nil, err
 	}
-	return scope.Resolution{Grants: scope.Compile(allowed)}, nil
+	if e.leases != nil {
+		issue = e.leases.Begin(holder, allowed, askedAt)
+	}
+	return scope.Resolution{Grants: scope.Compile(allowed)}, issue, nil
 }
 
 func (e *Engine) askHost(ctx context.Context, req ScopeRequest) (_ scope.Allowed, err error) {

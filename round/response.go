@@ -48,12 +48,17 @@ func (r *response) write() error {
 	return nil
 }
 
-// open begins a response that goes on: the header and the results of a push, nil
-// for none.
-func (r *response) open(header *ssp2.ResponseHeader, results *pushsvc.Response) error {
+// open begins a response that goes on: the header, the auth lease and the results of a
+// push; nil for none.
+func (r *response) open(header *ssp2.ResponseHeader, lease *ssp2.Lease, results *pushsvc.Response) error {
 	r.buf = ssp2.AppendEnvelope(r.buf, r.wire, ssp2.KindResponse)
 	if err := r.frame(header); err != nil {
 		return err
+	}
+	if lease != nil {
+		if err := r.frame(lease); err != nil {
+			return err
+		}
 	}
 	if results == nil {
 		return nil
@@ -96,7 +101,7 @@ func (r *response) end() error {
 
 // only is a response of the header alone.
 func (r *response) only(header *ssp2.ResponseHeader) error {
-	if err := r.open(header, nil); err != nil {
+	if err := r.open(header, nil, nil); err != nil {
 		return err
 	}
 	return r.end()

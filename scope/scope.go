@@ -53,11 +53,30 @@ func ValidateRequested(t *schema.Table, req Requested) error {
 				"the table %q has no scope variable %q", t.Name, shorten(variable))
 		}
 		if slices.Contains(req[variable], wildcard) {
-			return ssp2.Errorf(ssp2.CodeInvalidSubscription,
-				"the scope variable %q cannot be requested with the value *", variable)
+			return errWildcard(variable)
 		}
 	}
 	return nil
+}
+
+// ValidateAnyRequested is ValidateRequested where the table is not known: a variable must
+// be one of some table.
+func ValidateAnyRequested(s *schema.Schema, req Requested) error {
+	for _, variable := range sortedKeys(req) {
+		if !s.HasVariable(variable) {
+			return ssp2.Errorf(ssp2.CodeInvalidSubscription,
+				"no table has the scope variable %q", shorten(variable))
+		}
+		if slices.Contains(req[variable], wildcard) {
+			return errWildcard(variable)
+		}
+	}
+	return nil
+}
+
+func errWildcard(variable string) error {
+	return ssp2.Errorf(ssp2.CodeInvalidSubscription,
+		"the scope variable %q cannot be requested with the value *", variable)
 }
 
 // ValidateAllowed checks a resolver's answer against the variables of all tables

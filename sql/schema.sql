@@ -486,6 +486,26 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_find_children(p_partition text, p_tables text[], p_columns text[], p_parents text[], p_limit integer, p_most integer) IS 'The rows whose reference p_columns[i] of table p_tables[i] names the row p_parents[i], at most p_limit of each parent and p_most of each reference; ord is i. Body generated from the installed schema: one branch per reference. Takes no locks.';
 
+CREATE FUNCTION syncpg.sync_find_lease(p_partition text, p_client_id text, p_with_scopes boolean) RETURNS TABLE(lease_id text, actor_id text, allowed_digest bytea, allowed_scopes text, issued_at_ms bigint, expires_at_ms bigint, revoked_at_ms bigint, signature bytea)
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+  select l.lease_id, l.actor_id, sha256(convert_to(l.allowed_scopes, 'UTF8')),
+         case when p_with_scopes then l.allowed_scopes end,
+         l.issued_at_ms, l.expires_at_ms, l.revoked_at_ms, l.signature
+    into lease_id, actor_id, allowed_digest, allowed_scopes, issued_at_ms, expires_at_ms, revoked_at_ms, signature
+    from syncpg.sync_leases as l
+   where l.partition = p_partition and l.client_id = p_client_id;
+  return next;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_find_lease(p_partition text, p_client_id text, p_with_scopes boolean) IS 'The auth lease of a client (§7.3), always one row, NULL when there is none. The scopes come as their SHA-256, and as text only when p_with_scopes. Takes no locks.';
+
 CREATE FUNCTION syncpg.sync_find_news(p_partitions text[], p_seqs bigint[], p_epochs text[], p_schema_version integer) RETURNS TABLE(ord integer)
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -562,6 +582,40 @@ end
 $$;
 
 COMMENT ON FUNCTION syncpg.sync_find_segments(p_partition text, p_scope_digest text, p_table_name text, p_log_epoch text, p_media_type smallint, p_schema_version integer, p_now bigint, p_limit integer) IS 'The segments of a key that have not expired, newest pin first, in no order within a pin. Takes no locks.';
+
+CREATE FUNCTION syncpg.sync_issue_lease(p_partition text, p_client_id text, p_actor_id text, p_previous text, p_lease_id text, p_allowed_scopes text, p_issued_at bigint, p_expires_at bigint, p_signature bytea, p_relaxed boolean) RETURNS boolean
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    AS $$
+begin
+  if p_relaxed then
+    perform set_config('synchronous_commit', 'off', true);
+  end if;
+  perform from syncpg.sync_clients as c
+    where c.partition = p_partition and c.client_id = p_client_id and c.actor_id = p_actor_id;
+  if not found then
+    return false;
+  end if;
+  if p_previous is null then
+    insert into syncpg.sync_leases
+      (partition, client_id, lease_id, actor_id, allowed_scopes, issued_at_ms, expires_at_ms, signature)
+    values
+      (p_partition, p_client_id, p_lease_id, p_actor_id, p_allowed_scopes, p_issued_at, p_expires_at, p_signature)
+    on conflict (partition, client_id) do nothing;
+  else
+    update syncpg.sync_leases as l
+       set lease_id = p_lease_id, actor_id = p_actor_id, allowed_scopes = p_allowed_scopes,
+           issued_at_ms = p_issued_at, expires_at_ms = p_expires_at, revoked_at_ms = null, signature = p_signature
+     where l.partition = p_partition and l.client_id = p_client_id and l.lease_id = p_previous
+       and (l.revoked_at_ms is null or p_lease_id <> p_previous);
+  end if;
+  return found;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_issue_lease(p_partition text, p_client_id text, p_actor_id text, p_previous text, p_lease_id text, p_allowed_scopes text, p_issued_at bigint, p_expires_at bigint, p_signature bytea, p_relaxed boolean) IS 'Stores the auth lease of a client in place of the one with the id p_previous, NULL for none (§7.3.3). False, and nothing changed: another one is there by now, the one there was revoked and would keep its id, or the client does not belong to p_actor_id. p_relaxed: losing this in a crash is harmless, so do not wait for the disk, which turns synchronous_commit off for the transaction. Locks: the lease.';
 
 CREATE FUNCTION syncpg.sync_list_due_partitions(p_types text[], p_now bigint, p_after text, p_limit integer) RETURNS TABLE(partition text)
     LANGUAGE plpgsql STABLE
@@ -1460,11 +1514,13 @@ begin
   update syncpg.sync_clients as c set cursor = null, subscriptions = null, wire_version = null
    where c.partition = p_partition and (c.cursor is not null or c.subscriptions is not null or c.wire_version is not null);
   get diagnostics clients = row_count;
+  -- A backup may hold leases from before they were revoked.
+  delete from syncpg.sync_leases as l where l.partition = p_partition;
   return next;
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_rotate_epoch(p_partition text) IS 'Gives a partition a new log epoch that nobody can guess, requires it from now on, so that wire version 1 is refused, and deletes what its clients'' pulls left: cursor, subscriptions, wire version (§2.1). The actor that a client belongs to stays, since nobody else may ask for its outcomes. Returns the epochs, NULL when there is no such partition, and the number of clients. Locks: the partition''s row of sync_partitions FOR UPDATE, the registry row, the clients.';
+COMMENT ON FUNCTION syncpg.sync_rotate_epoch(p_partition text) IS 'Gives a partition a new log epoch that nobody can guess, requires it from now on, so that wire version 1 is refused, and deletes what its clients'' pulls left: cursor, subscriptions, wire version (§2.1), auth lease (§7.3). The actor that a client belongs to stays, since nobody else may ask for its outcomes. Returns the epochs, NULL when there is no such partition, and the number of clients. Locks: the partition''s row of sync_partitions FOR UPDATE, the registry row, the clients, their leases.';
 
 CREATE FUNCTION syncpg.sync_rotate_epochs(p_now bigint) RETURNS TABLE(partitions bigint, clients bigint)
     LANGUAGE plpgsql
@@ -1983,11 +2039,15 @@ REVOKE ALL ON FUNCTION syncpg.sync_extend_reaction(p_partition text, p_client_id
 
 REVOKE ALL ON FUNCTION syncpg.sync_find_children(p_partition text, p_tables text[], p_columns text[], p_parents text[], p_limit integer, p_most integer) FROM PUBLIC;
 
+REVOKE ALL ON FUNCTION syncpg.sync_find_lease(p_partition text, p_client_id text, p_with_scopes boolean) FROM PUBLIC;
+
 REVOKE ALL ON FUNCTION syncpg.sync_find_news(p_partitions text[], p_seqs bigint[], p_epochs text[], p_schema_version integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_find_outcomes(p_partition text, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_find_segments(p_partition text, p_scope_digest text, p_table_name text, p_log_epoch text, p_media_type smallint, p_schema_version integer, p_now bigint, p_limit integer) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_issue_lease(p_partition text, p_client_id text, p_actor_id text, p_previous text, p_lease_id text, p_allowed_scopes text, p_issued_at bigint, p_expires_at bigint, p_signature bytea, p_relaxed boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_list_due_partitions(p_types text[], p_now bigint, p_after text, p_limit integer) FROM PUBLIC;
 

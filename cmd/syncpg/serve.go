@@ -30,6 +30,7 @@ type serveCmd struct {
 	schemaFlags
 	listenFlags
 	observeFlags
+	segmentFlags
 	retentionFlags
 	realtimeFlags
 	PruneInterval       time.Duration `name:"prune-interval" default:"1h" setting:"" group:"retention" help:"How often the logs are pruned, by one of the servers of a database. 0: never."`
@@ -44,7 +45,7 @@ type serveCmd struct {
 
 // Help explains the command.
 func (*serveCmd) Help() string {
-	return `Serves POST /sync, GET /realtime, GET /healthz and GET /readyz. It checks first that the database has the migrations and the ` +
+	return `Serves POST /sync, GET /segments/{id}, GET /realtime, GET /healthz and GET /readyz. It checks first that the database has the migrations and the ` +
 		`schema it needs, and otherwise names the command that brings them; it never changes them itself.
 
 Authentication: the program has to be told how to tell who asks, and refuses to start without. For production put it ` +
@@ -97,6 +98,9 @@ func (c *serveCmd) Run(ctx context.Context, p *program) error {
 		Events: o.sink, Logger: p.log, Retention: policy, PruneInterval: interval,
 	}
 	if err := c.apply(&conf); err != nil {
+		return err
+	}
+	if err := c.configure(ctx, &conf); err != nil {
 		return err
 	}
 	server, err := syncpg.New(pool, conf)

@@ -45,6 +45,7 @@ type Metrics struct {
 
 	pruneCommits     prom.Counter
 	resolverFailures *prom.CounterVec
+	leases           *prom.CounterVec
 
 	realtimeConnections prom.Gauge
 	realtimeDeltas      prom.Counter
@@ -106,6 +107,7 @@ func New(reg *prom.Registry) (*Metrics, error) {
 
 	m.pruneCommits = counter("syncpg_prune_commits_total", "Commits removed from logs.")
 	m.resolverFailures = counters("syncpg_resolver_failures_total", "Failures of the host's scope resolver, by kind: error, outage.", "kind")
+	m.leases = counters("syncpg_lease_consultations_total", "Auth leases that were to stand in for the resolver, by outcome: valid, missing, expired, revoked, other_actor, tampered.", "outcome")
 
 	m.realtimeConnections = prom.NewGauge(prom.GaugeOpts{Name: "syncpg_realtime_connections", Help: "Open realtime connections."})
 	collectors = append(collectors, m.realtimeConnections)
@@ -175,6 +177,8 @@ func (m *Metrics) Emit(_ context.Context, e events.Event) {
 			kind = "outage"
 		}
 		m.resolverFailures.WithLabelValues(kind).Inc()
+	case events.LeaseConsulted:
+		m.leases.WithLabelValues(string(e.Outcome)).Inc()
 	case events.RealtimeConnected:
 		m.realtimeConnections.Inc()
 	case events.RealtimeDisconnected:

@@ -111,6 +111,28 @@ func (db *DB) open(ctx context.Context, opts Options) error {
 	return err
 }
 
+// Copy makes another database that holds what db holds now, as a backup of it does. Nobody else may be connected to db; the
+// idle connections of its pool are closed. Of opts, what says how to talk to the copy counts. The caller closes it.
+func (db *DB) Copy(ctx context.Context, opts Options) (*DB, error) {
+	db.Pool.Reset()
+	name := newName()
+	err := db.cluster.admin(ctx, func(conn *pgx.Conn) error {
+		if err := awaitSessions(ctx, conn, db.Name); err != nil {
+			return err
+		}
+		return makeFrom(ctx, conn, name, db.Name)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("pgtest: copy database %s: %w", db.Name, err)
+	}
+	made := &DB{Name: name, cluster: db.cluster}
+	opts.Setup = nil
+	if err := made.open(ctx, opts); err != nil {
+		return nil, errors.Join(fmt.Errorf("pgtest: open a copy: %w", err), made.Close(ctx))
+	}
+	return made, nil
+}
+
 // Close closes the pool and drops the database, whoever is still connected to it. A connection of the pool that is not
 // released within ten seconds is an error.
 func (db *DB) Close(ctx context.Context) error {
@@ -174,22 +196,27 @@ func (c *Cluster) clone(ctx context.Context, opts Options) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	name := newName()
+	return name, c.admin(ctx, func(conn *pgx.Conn) error { return makeFrom(ctx, conn, name, template) })
+}
+
+// newName is the name of a new database.
+func newName() string {
 	var random [8]byte
-	if _, err := rand.Read(random[:]); err != nil {
-		return "", err
+	_, _ = rand.Read(random[:]) // never fails
+	return databasePrefix + stamp() + "_" + hex.EncodeToString(random[:])
+}
+
+// makeFrom makes a database from another one.
+func makeFrom(ctx context.Context, conn *pgx.Conn, name, template string) error {
+	if _, err := conn.Exec(ctx, `create database `+quote(name)+` template `+quote(template)); err != nil {
+		return fmt.Errorf("clone %s: %w", template, err)
 	}
-	name := databasePrefix + stamp() + "_" + hex.EncodeToString(random[:])
-	err = c.admin(ctx, func(conn *pgx.Conn) error {
-		if _, err := conn.Exec(ctx, `create database `+quote(name)+` template `+quote(template)); err != nil {
-			return fmt.Errorf("clone %s: %w", template, err)
-		}
-		// Belongs to the database and is not cloned with it.
-		if _, err := conn.Exec(ctx, `alter database `+quote(name)+` set search_path to ''`); err != nil {
-			return fmt.Errorf("empty the search_path: %w", err)
-		}
-		return nil
-	})
-	return name, err
+	// Belongs to the database and is not cloned with it.
+	if _, err := conn.Exec(ctx, `alter database `+quote(name)+` set search_path to ''`); err != nil {
+		return fmt.Errorf("empty the search_path: %w", err)
+	}
+	return nil
 }
 
 // template returns the name of the template for opts, and makes it if it does not exist.

@@ -32,6 +32,21 @@ func New(t testing.TB, opts Options) *DB {
 	return db
 }
 
+// Copy makes a database with what db holds now, see [DB.Copy], and drops it when t ends.
+func Copy(t testing.TB, db *DB, opts Options) *DB {
+	t.Helper()
+	made, err := db.Copy(t.Context(), opts)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), cleanupTimeout)
+		defer cancel()
+		if err := made.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return made
+}
+
 // Pool returns a pool on a migrated database of t's own.
 func Pool(t testing.TB) *pgxpool.Pool {
 	t.Helper()

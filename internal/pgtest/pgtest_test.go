@@ -230,3 +230,16 @@ func ExampleCounter() {
 	fmt.Println(c.RoundTrips())
 	// Output: 0
 }
+
+func TestCopyHoldsWhatTheDatabaseHeld(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t, pgtest.Options{})
+	_, err := db.Pool.Exec(t.Context(), `create table public.kept as select 1 as n`)
+	require.NoError(t, err)
+	made := pgtest.Copy(t, db, pgtest.Options{})
+	_, err = db.Pool.Exec(t.Context(), `delete from public.kept`)
+	require.NoError(t, err)
+	var n int
+	require.NoError(t, made.Pool.QueryRow(t.Context(), `select count(*) from public.kept`).Scan(&n))
+	require.Equal(t, 1, n)
+}

@@ -110,6 +110,12 @@ type URLSigner interface {
 	SignURL(ctx context.Context, m Meta) (url string, expiresAtMs int64, err error)
 }
 
+// URLVerifier verifies the tokens of URLs that this server issued, see [Signer.Verify]. A
+// signer whose URLs lead elsewhere is none.
+type URLVerifier interface {
+	Verify(token, segmentID string) (Claims, error)
+}
+
 // ID returns the id of a segment of these bytes (§5.1).
 func ID(body []byte) string {
 	sum := sha256.Sum256(body)

@@ -2,9 +2,11 @@ package host
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"sync"
 
+	"github.com/syncpg/syncpg"
 	"github.com/syncpg/syncpg/scope"
 )
 
@@ -17,6 +19,7 @@ type authority struct {
 	mu      sync.Mutex
 	allowed map[string]scope.Allowed
 	failing bool
+	outage  bool
 }
 
 func newAuthority() *authority {
@@ -36,12 +39,21 @@ func (a *authority) setFailing(failing bool) {
 	a.failing = failing
 }
 
+func (a *authority) setOutage(outage bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.outage = outage
+}
+
 // resolve returns the actor's scopes; an actor never set holds none.
 func (a *authority) resolve(actor string) (scope.Allowed, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.failing {
 		return nil, errResolverFailing
+	}
+	if a.outage {
+		return nil, fmt.Errorf("%w on request of the scenario", syncpg.ErrOutage)
 	}
 	allowed := a.allowed[actor]
 	if allowed == nil {

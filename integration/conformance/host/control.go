@@ -10,6 +10,7 @@ import (
 	"mime"
 	"net/http"
 
+	"github.com/syncpg/syncpg"
 	"github.com/syncpg/syncpg/scope"
 	"github.com/syncpg/syncpg/ssp2"
 )
@@ -127,6 +128,38 @@ var methods = map[string]method{
 	) (any, error) {
 		return nil, i.rules.installCommit(i.schema, body.Spec)
 	}),
+	"setResolverOutage": call(func(_ context.Context, i *instance, body struct {
+		Outage bool `json:"outage"`
+	},
+	) (any, error) {
+		i.authority.setOutage(body.Outage)
+		return nil, nil
+	}),
+	"revokeLease": call(func(ctx context.Context, i *instance, body struct {
+		LeaseID string `json:"leaseId"`
+	},
+	) (any, error) {
+		err := i.server.RevokeLease(ctx, i.partition, body.LeaseID)
+		if errors.Is(err, syncpg.ErrLeaseNotFound) {
+			return nil, notFound("there is no lease %q", body.LeaseID)
+		}
+		return nil, err
+	}),
+	"setSignedUrlTtlSeconds": call(func(_ context.Context, i *instance, body struct {
+		TTLSeconds int64 `json:"ttlSeconds"`
+	},
+	) (any, error) {
+		if i.urls == nil {
+			return nil, badRequest("the instance issues no URLs")
+		}
+		return nil, i.urls.setTTL(body.TTLSeconds)
+	}),
+	"fetchSegmentUrl": call(func(ctx context.Context, i *instance, body struct {
+		URL string `json:"url"`
+	},
+	) (any, error) {
+		return i.fetchSegment(ctx, body.URL)
+	}),
 	"prune": call(func(ctx context.Context, i *instance, body pruneSpec) (any, error) {
 		return i.prune(ctx, body)
 	}),
@@ -149,18 +182,14 @@ var methods = map[string]method{
 		return nil, h.discard(ctx, i)
 	},
 
-	"setResolverOutage":      unsupported("leases"),
-	"revokeLease":            unsupported("leases"),
-	"setSignedUrlTtlSeconds": unsupported("signed URLs"),
-	"fetchSegmentUrl":        unsupported("signed URLs"),
-	"setBlobPresign":         unsupported("presigned blob URLs"),
-	"fetchBlobUrl":           unsupported("presigned blob URLs"),
-	"putBlobUrl":             unsupported("presigned blob URLs"),
+	"setBlobPresign": unsupported("presigned blob URLs"),
+	"fetchBlobUrl":   unsupported("presigned blob URLs"),
+	"putBlobUrl":     unsupported("presigned blob URLs"),
 }
 
 // Capabilities returns the optional features that the host supports.
 func Capabilities() []string {
-	return []string{"backup-restore", "idempotency-fault", "validators", "commit-validators"}
+	return []string{"backup-restore", "idempotency-fault", "leases", "signed-urls", "validators", "commit-validators"}
 }
 
 // Handler serves the control API and, under each instance's base URL, the

@@ -109,7 +109,12 @@ func (h *Host) create(ctx context.Context, spec instanceSpec) (*instance, error)
 
 	i := &instance{
 		id: id, partition: spec.Partition, schema: compiled, log: h.log.With("instance", id),
-		clock: newClock(spec.NowMs), authority: newAuthority(), limits: spec.Limits,
+		clock: newClock(spec.NowMs), authority: newAuthority(), limits: spec.Limits, leases: spec.Leases,
+	}
+	if spec.SignedURLs != nil {
+		if i.urls, err = newSegmentURLs(spec.SignedURLs.TTLSeconds, i.clock.now); err != nil {
+			return nil, err
+		}
 	}
 	if err := h.clone(ctx, id); err != nil {
 		return nil, err

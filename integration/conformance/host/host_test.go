@@ -180,7 +180,8 @@ func TestControlCallsThatAreRefused(t *testing.T) {
 		"no actor":               {url: base + "/control/setAllowedScopes", body: `{"allowed": {}}`, status: 400, code: "sync.invalid_request"},
 		"clock backwards":        {url: base + "/control/advanceClock", body: `{"ms": -1}`, status: 400, code: "sync.invalid_request"},
 		"negative connections":   {url: base + "/control/quiesce", body: `{"connections": -1}`, status: 400, code: "sync.invalid_request"},
-		"later feature, method":  {url: base + "/control/revokeLease", status: 501, code: "host.not_supported"},
+		"unknown lease":          {url: base + "/control/revokeLease", body: `{"leaseId": "nope"}`, status: 500, code: "host.failed"},
+		"later feature, method":  {url: base + "/control/fetchSegmentUrl", status: 501, code: "host.not_supported"},
 		"later feature, path":    {url: base + "/blobs/sha256%3Aab", status: 501, code: "host.not_supported"},
 		"create without a partition": {
 			url: create, body: `{"schema": ` + tasks + `, "nowMs": 1}`, status: 400, code: "sync.invalid_request",
@@ -189,11 +190,9 @@ func TestControlCallsThatAreRefused(t *testing.T) {
 			url: create, body: `{"partition": "p", "nowMs": 1, "schema": {"version": 1, "tables": []}}`,
 			status: 400, code: "sync.invalid_request",
 		},
-		"create with leases":      {url: create, body: spec(`"leases": {"ttlMs": 1}`), status: 501, code: "host.not_supported"},
-		"create with signed URLs": {url: create, body: spec(`"signedUrls": {}`), status: 501, code: "host.not_supported"},
-		"create with a later limit": {
-			url: create, body: spec(`"limits": {"segmentTtlMs": 1}`), status: 501, code: "host.not_supported",
-		},
+		"create with a lease of no time": {url: create, body: spec(`"leases": {"ttlMs": 1}`), status: 500, code: "host.failed"},
+		"create with long-lived URLs":    {url: create, body: spec(`"signedUrls": {"ttlSeconds": 901}`), status: 400, code: "sync.invalid_request"},
+		"create with negative life":      {url: create, body: spec(`"limits": {"segmentTtlMs": 0}`), status: 400, code: "sync.invalid_request"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -225,7 +224,7 @@ func TestCapabilitiesAreAList(t *testing.T) {
 	h := newHost(t)
 	status, answer := h.send(http.MethodGet, h.url+"/control/capabilities", "", "")
 	require.Equal(t, http.StatusOK, status)
-	require.JSONEq(t, `{"result": ["backup-restore", "idempotency-fault", "validators", "commit-validators"]}`, answer)
+	require.JSONEq(t, `{"result": ["backup-restore", "idempotency-fault", "leases", "signed-urls", "validators", "commit-validators"]}`, answer)
 }
 
 func TestTheClockMovesOnlyWhenTold(t *testing.T) {

@@ -54,12 +54,10 @@ func (s instanceSpec) check() error {
 	switch {
 	case s.Partition == "":
 		return badRequest("partition is missing")
-	case s.SignedURLs != nil:
-		return notSupported("signed URLs")
-	case s.Leases != nil:
-		return notSupported("leases")
-	case s.Limits.InlineSegmentMaxBytes != nil, s.Limits.SegmentTTLMs != nil:
-		return notSupported("external segments")
+	case s.Limits.SegmentTTLMs != nil && *s.Limits.SegmentTTLMs <= 0:
+		return badRequest("segmentTtlMs is %d", *s.Limits.SegmentTTLMs)
+	case s.SignedURLs != nil && s.SignedURLs.TTLSeconds != nil && *s.SignedURLs.TTLSeconds < 0:
+		return badRequest("ttlSeconds is %d", *s.SignedURLs.TTLSeconds)
 	}
 	return nil
 }
@@ -73,8 +71,10 @@ type instance struct {
 	clock     *clock
 	authority *authority
 	rules     rules
+	urls      *segmentURLs // nil: none are issued
 	pool      *pgxpool.Pool
 	limits    limitsSpec
+	leases    *leaseSpec
 
 	// Another server takes over when a backup is restored.
 	server   *syncpg.Server
@@ -123,6 +123,11 @@ func (i *instance) start(ctx context.Context) error {
 	for _, t := range i.schema.Tables {
 		config.Validators[t.Name] = i.rules.validateRow
 	}
+	if i.leases != nil {
+		config.Leases = &syncpg.Leases{
+			TTL: time.Duration(i.leases.TTLMs) * time.Millisecond, Keys: [][]byte{[]byte("the one key of a conformance host")},
+		}
+	}
 	config.PruneInterval = -1 // nothing happens on its own
 	for _, limit := range []struct {
 		set *int
@@ -136,6 +141,19 @@ func (i *instance) start(ctx context.Context) error {
 			*limit.of = *limit.set
 		}
 	}
+	limits := i.limits
+	if n := limits.InlineSegmentMaxBytes; n != nil {
+		config.InlineSegmentMaxBytes = *n
+		if *n == 0 {
+			config.InlineSegmentMaxBytes = -1 // the server's 0 is its default
+		}
+	}
+	if limits.SegmentTTLMs != nil {
+		config.SegmentTTL = time.Duration(*limits.SegmentTTLMs) * time.Millisecond
+	}
+	if i.urls != nil {
+		config.SegmentURLs = i.urls
+	}
 	server, err := syncpg.New(i.pool, config)
 	if err != nil {
 		return fmt.Errorf("build the server: %w", err)
@@ -146,7 +164,6 @@ func (i *instance) start(ctx context.Context) error {
 	i.server, i.protocol = server, server.Handler()
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /sync", i.serveSync)
-	mux.Handle("/segments/", notImplemented("segment downloads"))
 	mux.Handle("/blobs/", notImplemented("blobs"))
 	mux.Handle("/", i.protocol)
 	var handler http.Handler = mux

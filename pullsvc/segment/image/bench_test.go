@@ -47,8 +47,8 @@ func BenchmarkBuild(b *testing.B) {
 				ours += time.Since(start)
 				size = f.Size()
 				require.NoError(b, f.Close())
-				if tc.n > 100_000 {
-					continue // the engine takes too long
+				if tc.n > 100_000 && tc.order == "random" {
+					continue // the engine takes half a minute
 				}
 				start = time.Now()
 				insert(b, table, rows)

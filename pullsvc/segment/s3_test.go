@@ -1,0 +1,127 @@
+package segment_test
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/johannesboyne/gofakes3"
+	"github.com/johannesboyne/gofakes3/backend/s3mem"
+	"github.com/stretchr/testify/require"
+
+	"github.com/syncpg/syncpg/pullsvc/segment"
+)
+
+// fakeTime is a testClock as the fake service wants it.
+type fakeTime struct{ *testClock }
+
+func (c fakeTime) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
+
+// bucket is a bucket of an S3 service in this process.
+func bucket(t *testing.T, clock *testClock) (*s3.Client, *http.Client) {
+	t.Helper()
+	backend := s3mem.New(s3mem.WithTimeSource(fakeTime{clock}))
+	require.NoError(t, backend.CreateBucket("segments"))
+	server := httptest.NewServer(gofakes3.New(backend, gofakes3.WithTimeSource(fakeTime{clock}), gofakes3.WithTimeSkewLimit(0)).Server())
+	t.Cleanup(server.Close)
+	client := server.Client()
+	return s3.New(s3.Options{
+		Region: "eu-central-1", BaseEndpoint: &server.URL, UsePathStyle: true, HTTPClient: client,
+		Credentials: credentials.NewStaticCredentialsProvider("key", "secret", ""),
+	}), client
+}
+
+func newS3(t *testing.T, clock *testClock) (*segment.S3, *s3.Client, *http.Client) {
+	t.Helper()
+	client, plain := bucket(t, clock)
+	s, err := segment.NewS3(segment.S3Config{
+		Client: client, Bucket: "segments", Prefix: "pre/fix/", Secret: []byte(strings.Repeat("s", 32)), TTL: ttl, Clock: clock.Now,
+	})
+	require.NoError(t, err)
+	return s, client, plain
+}
+
+func s3Store(t *testing.T, clock *testClock) segment.Store {
+	t.Helper()
+	s, _, _ := newS3(t, clock)
+	return s
+}
+
+// TestS3Keys: they embed the segment's id, and tell nothing of partition and epoch.
+func TestS3Keys(t *testing.T) {
+	t.Parallel()
+	s, client, _ := newS3(t, newClock())
+	m := describe("body", "digest")
+	m.Partition, m.LogEpoch = "partition-id", "epoch-id"
+	put(t, s, m, "body")
+	list, err := client.ListObjectsV2(t.Context(), &s3.ListObjectsV2Input{Bucket: aws.String("segments")})
+	require.NoError(t, err)
+	require.Len(t, list.Contents, 2)
+	embedded := 0
+	for _, o := range list.Contents {
+		require.True(t, strings.HasPrefix(*o.Key, "pre/fix/"), *o.Key)
+		require.NotContains(t, *o.Key, "partition-id")
+		require.NotContains(t, *o.Key, "epoch-id")
+		if strings.Contains(*o.Key, strings.TrimPrefix(m.ID, "sha256:")) {
+			embedded++
+			got, err := client.GetObject(t.Context(), &s3.GetObjectInput{Bucket: aws.String("segments"), Key: o.Key})
+			require.NoError(t, err)
+			stored, err := io.ReadAll(got.Body)
+			require.NoError(t, err)
+			require.Equal(t, "body", string(stored), "stored as it is addressed (§5.8)")
+			for _, v := range got.Metadata {
+				require.NotContains(t, v, "partition-id")
+			}
+		}
+	}
+	require.Equal(t, 1, embedded)
+}
+
+// TestS3URL: a presigned URL gives the bytes to whoever has it, is bound to the one object,
+// and lives as long as it says.
+func TestS3URL(t *testing.T) {
+	t.Parallel()
+	clock := newClock()
+	s, _, client := newS3(t, clock)
+	m := describe("body", "d")
+	put(t, s, m, "body")
+	signed, expires, err := s.SignURL(t.Context(), m)
+	require.NoError(t, err)
+	require.Equal(t, clock.Now().Add(15*time.Minute).UnixMilli(), expires)
+	u, err := url.Parse(signed)
+	require.NoError(t, err)
+	require.Contains(t, u.Path, strings.TrimPrefix(m.ID, "sha256:"))
+	require.Equal(t, "900", u.Query().Get("X-Amz-Expires"))
+	require.NotEmpty(t, u.Query().Get("X-Amz-Signature"))
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, signed, nil)
+	require.NoError(t, err)
+	resp, err := client.Do(req)
+	require.NoError(t, err)
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, "body", string(body))
+}
+
+func TestS3Config(t *testing.T) {
+	t.Parallel()
+	client, _ := bucket(t, newClock())
+	secret := []byte(strings.Repeat("s", 32))
+	for name, cfg := range map[string]segment.S3Config{
+		"Client": {Bucket: "b", Secret: secret},
+		"Bucket": {Client: client, Secret: secret},
+		"Secret": {Client: client, Bucket: "b", Secret: secret[:31]},
+		"TTL":    {Client: client, Bucket: "b", Secret: secret, TTL: -1},
+		"URLTTL": {Client: client, Bucket: "b", Secret: secret, URLTTL: time.Hour},
+	} {
+		_, err := segment.NewS3(cfg)
+		require.ErrorContains(t, err, "S3Config."+name)
+	}
+}
