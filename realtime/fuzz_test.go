@@ -31,6 +31,7 @@ func FuzzClientMessages(f *testing.F) {
 		f.Add(message(0, []byte(text)...))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
+		w.t = t
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		c, _, err := w.dial("a", "ada") //nolint:bodyclose // the library has read it

@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/http"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 
@@ -121,12 +120,14 @@ func TestAHalfOpenConnectionEnds(t *testing.T) {
 		alive.ping() // and so its answer to the server's ping has been read
 	}
 	w.hub.BeatAll()
-	last := []string{alive.next().String(), alive.next().String()}
-	slices.Sort(last)
-	require.Equal(t, []string{"heartbeat", "leave org:o1 ada/dead "}, last)
+	for got := ""; got != "leave org:o1 ada/dead "; {
+		// Its heartbeat comes as well, unless something is being written to it just then.
+		if got = alive.next().String(); got != "heartbeat" {
+			require.Equal(t, "leave org:o1 ada/dead ", got)
+		}
+	}
 	w.settleAt(1)
-	w.hub.BeatAll()
-	alive.expect("heartbeat")
+	alive.ping()
 }
 
 // TestARequestThatStallsEnds: what was read of it is not kept for ever, even of a client

@@ -23,6 +23,8 @@ import (
 	"github.com/aws/smithy-go"
 	"github.com/aws/smithy-go/middleware"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/syncpg/syncpg/ssp2"
 )
 
 const (
@@ -137,7 +139,7 @@ func (s *S3) family(k Key) string {
 // description is the key of a description. Newer pins come first in a listing.
 func (s *S3) description(m Meta) string {
 	sum := sha256.Sum256(append(m.describe(), m.ID...))
-	return s.family(m.Key) + fmt.Sprintf("%016x", uint64(1<<63-1)-uint64(m.AsOfCommitSeq)) + "-" + hex.EncodeToString(sum[:16]) + indexSuffix //nolint:gosec // not negative
+	return s.family(m.Key) + fmt.Sprintf("%016x", uint64(1<<63-1)-uint64(m.AsOfCommitSeq)) + "-" + hex.EncodeToString(sum[:16]) + indexSuffix
 }
 
 // Put implements [Store]. The service checks the hash of what it is sent.
@@ -155,7 +157,7 @@ func (s *S3) Put(ctx context.Context, m Meta, body io.Reader) error {
 func (s *S3) put(ctx context.Context, m Meta, body io.Reader) error {
 	key := s.object(m.ref())
 	metadata := map[string]string{metaExpiry: strconv.FormatInt(m.ExpiresAt, 10)}
-	described, err := describeObject(m)
+	described, err := renderDescription(m)
 	if err != nil {
 		return err
 	}
@@ -264,7 +266,7 @@ func (s *S3) Open(ctx context.Context, r Ref) (Meta, io.ReadCloser, error) {
 	if err != nil {
 		return Meta{}, nil, fmt.Errorf("opening segment %s: %w", r.ID, err)
 	}
-	m, err := readObject(got.Metadata)
+	m, err := readObject(got.Metadata, r.Partition)
 	if err == nil && m.ExpiresAt <= s.clock().UnixMilli() {
 		err = ErrExpired
 	}
@@ -275,7 +277,6 @@ func (s *S3) Open(ctx context.Context, r Ref) (Meta, io.ReadCloser, error) {
 		_ = got.Body.Close()
 		return Meta{}, nil, err
 	}
-	m.Partition = r.Partition
 	return m, &exactBody{body: got.Body, left: m.ByteLength}, nil
 }
 
@@ -380,11 +381,10 @@ func (s *S3) read(ctx context.Context, key string, k Key) (*Meta, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading a description: %w", err)
 	}
-	var m Meta
-	if err := json.Unmarshal(text, &m); err != nil {
-		return nil, fmt.Errorf("reading a description: %w", err)
+	m, err := parseDescription(text, k.Partition)
+	if err != nil {
+		return nil, err
 	}
-	m.Partition = k.Partition
 	if m.Key != k {
 		return nil, errors.New("reading a description: it is of another key")
 	}
@@ -467,26 +467,57 @@ func (m *Meta) ref() Ref {
 	return Ref{Partition: m.Partition, LogEpoch: m.LogEpoch, ID: m.ID, ScopeDigest: m.ScopeDigest}
 }
 
-// describeObject renders a description without its partition, whose id stays inside.
-func describeObject(m Meta) ([]byte, error) {
-	m.Partition = ""
-	text, err := json.Marshal(m)
+// storedDescription is a description as objects hold it: without its partition, whose id
+// stays inside.
+type storedDescription struct {
+	LogEpoch      string         `json:"logEpoch"`
+	Table         string         `json:"table"`
+	MediaType     ssp2.MediaType `json:"mediaType"`
+	SchemaVersion int32          `json:"schemaVersion"`
+	ScopeDigest   string         `json:"scopeDigest"`
+	ID            string         `json:"id"`
+	AsOfCommitSeq int64          `json:"asOfCommitSeq"`
+	RowCursor     *string        `json:"rowCursor,omitempty"`
+	NextRowCursor *string        `json:"nextRowCursor,omitempty"`
+	RowCount      int64          `json:"rowCount"`
+	ByteLength    int64          `json:"byteLength"`
+	ExpiresAt     int64          `json:"expiresAt"`
+}
+
+func renderDescription(m Meta) ([]byte, error) {
+	text, err := json.Marshal(storedDescription{
+		LogEpoch: m.LogEpoch, Table: m.Table, MediaType: m.MediaType, SchemaVersion: m.SchemaVersion, ScopeDigest: m.ScopeDigest,
+		ID: m.ID, AsOfCommitSeq: m.AsOfCommitSeq, RowCursor: m.RowCursor, NextRowCursor: m.NextRowCursor,
+		RowCount: m.RowCount, ByteLength: m.ByteLength, ExpiresAt: m.ExpiresAt,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("describing the object: %w", err)
 	}
 	return text, nil
 }
 
-// readObject reads the metadata of a segment's object.
-func readObject(metadata map[string]string) (m Meta, err error) {
-	text, err := base64.RawURLEncoding.DecodeString(metadataOf(metadata, metaSegment))
-	if err == nil {
-		err = json.Unmarshal(text, &m)
+func parseDescription(text []byte, partition string) (Meta, error) {
+	var d storedDescription
+	if err := json.Unmarshal(text, &d); err != nil {
+		return Meta{}, fmt.Errorf("reading a description: %w", err)
 	}
+	return Meta{
+		Key: Key{
+			Partition: partition, LogEpoch: d.LogEpoch, Table: d.Table, MediaType: d.MediaType,
+			SchemaVersion: d.SchemaVersion, ScopeDigest: d.ScopeDigest,
+		},
+		ID: d.ID, AsOfCommitSeq: d.AsOfCommitSeq, RowCursor: d.RowCursor, NextRowCursor: d.NextRowCursor,
+		RowCount: d.RowCount, ByteLength: d.ByteLength, ExpiresAt: d.ExpiresAt,
+	}, nil
+}
+
+// readObject reads the metadata of a segment's object.
+func readObject(metadata map[string]string, partition string) (Meta, error) {
+	text, err := base64.RawURLEncoding.DecodeString(metadataOf(metadata, metaSegment))
 	if err != nil {
 		return Meta{}, fmt.Errorf("reading the metadata of a segment: %w", err)
 	}
-	return m, nil
+	return parseDescription(text, partition)
 }
 
 // metadataOf finds a value whatever the case in which the service keeps names.

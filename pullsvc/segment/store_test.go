@@ -51,7 +51,7 @@ func (c *testClock) advance(d time.Duration) {
 
 // stores are the stores that keep the contract.
 var stores = map[string]func(t *testing.T, clock *testClock) segment.Store{
-	"s3": func(t *testing.T, clock *testClock) segment.Store { return s3Store(t, clock) },
+	"s3": s3Store,
 	"memory": func(t *testing.T, clock *testClock) segment.Store {
 		s, err := segment.NewMemory(segment.MemoryConfig{TTL: ttl, Clock: clock.Now})
 		require.NoError(t, err)

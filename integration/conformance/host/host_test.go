@@ -181,7 +181,7 @@ func TestControlCallsThatAreRefused(t *testing.T) {
 		"clock backwards":        {url: base + "/control/advanceClock", body: `{"ms": -1}`, status: 400, code: "sync.invalid_request"},
 		"negative connections":   {url: base + "/control/quiesce", body: `{"connections": -1}`, status: 400, code: "sync.invalid_request"},
 		"unknown lease":          {url: base + "/control/revokeLease", body: `{"leaseId": "nope"}`, status: 500, code: "host.failed"},
-		"later feature, method":  {url: base + "/control/fetchSegmentUrl", status: 501, code: "host.not_supported"},
+		"later feature, method":  {url: base + "/control/fetchBlobUrl", status: 501, code: "host.not_supported"},
 		"later feature, path":    {url: base + "/blobs/sha256%3Aab", status: 501, code: "host.not_supported"},
 		"create without a partition": {
 			url: create, body: `{"schema": ` + tasks + `, "nowMs": 1}`, status: 400, code: "sync.invalid_request",
