@@ -196,7 +196,8 @@ func (e *Engine) run(ctx context.Context, id Identity, req *ssp2.Request, out *r
 		LatestSchemaVersion: &e.schema.Version, LogEpoch: epoch.LogEpoch, ResetRequired: reset,
 	}
 	if !served {
-		header.RequiredSchemaVersion = &e.schema.Version
+		required := e.versions.Required(req.Header.SchemaVersion)
+		header.RequiredSchemaVersion = &required
 		return out.only(header)
 	}
 	if reset {

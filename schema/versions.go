@@ -153,6 +153,18 @@ func (v *Versions) Schema(version int32) (*Schema, bool) {
 	return s, ok
 }
 
+// Required is what a client of a version that is not served is told to have (§1.6): the
+// lowest version served above its own, or the newest when there is none.
+func (v *Versions) Required(version int32) int32 {
+	required := v.newest.Version
+	for served := range v.served {
+		if served > version {
+			required = min(required, served)
+		}
+	}
+	return required
+}
+
 // View returns the view of one version's rows in another one, nil when both are the same
 // or one of them is not served.
 func (v *Versions) View(from, to int32) *View { return v.views[[2]int32{from, to}] }
