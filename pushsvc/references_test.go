@@ -599,7 +599,7 @@ func TestRoundTripsOfReferences(t *testing.T) {
 func TestChildrenReadAheadAreBounded(t *testing.T) {
 	t.Parallel()
 	b := referring(t, func(o *pgtest.Options, _ *pushsvc.Config) { o.MaxConns = 1 })
-	for _, tc := range []struct {
+	for _, tc := range []struct { //nolint:paralleltest // they change the service
 		name  string
 		rows  int
 		bytes int64
@@ -645,6 +645,7 @@ func TestMoreChildrenThanATransactionReads(t *testing.T) {
 	}
 	requireApplied(t, c.push(t, c.row(t, "items", "l3", "list", "l", "title", big)))
 	b.AdmitAtMost(100_000)
+	b.ReadAheadAtMost(100, 50_000) // one of them
 	commits := []ssp2.PushCommit{
 		c.commit(c.row(t, "items", "m3", "list", "m")), c.commit(c.row(t, "lists", "n"), remove("lists", "l")), c.commit(remove("lists", "m")),
 	}

@@ -3,6 +3,7 @@ package realtime_test
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"net"
 	"runtime"
 	"testing"
@@ -12,9 +13,9 @@ import (
 	"github.com/syncpg/syncpg/realtime"
 )
 
-// crowd connects clients that cost next to nothing: bare connections that nobody reads.
-// org says what each of them is registered on.
-func (w *world) crowd(n int, org func(i int) string) {
+// crowd connects clients that cost next to nothing: bare connections, whose bytes are
+// thrown away when they are to listen. org says what each of them is registered on.
+func (w *world) crowd(n int, listen bool, org func(i int) string) {
 	w.t.Helper()
 	address := w.server.Listener.Addr().String()
 	buf := make([]byte, 4096)
@@ -31,6 +32,17 @@ func (w *world) crowd(n int, org func(i int) string) {
 			n, err := conn.Read(buf[got:])
 			require.NoError(w.t, err)
 			got += n
+		}
+		if listen {
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				_, _ = io.Copy(io.Discard, conn)
+			}()
+			w.t.Cleanup(func() {
+				_ = conn.Close()
+				<-ended
+			})
 		}
 	}
 	w.settle()
@@ -50,7 +62,7 @@ func BenchmarkIdleConnections(b *testing.B) {
 	w := newWorld(b, realtime.Options{})
 	before := inUse()
 	const connections = 5000
-	w.crowd(connections, func(i int) string { return fmt.Sprintf("o%d", i) })
+	w.crowd(connections, false, func(i int) string { return fmt.Sprintf("o%d", i) })
 	b.ReportMetric(float64(inUse()-before)/connections/1024, "KiB/connection")
 	for range b.N {
 		w.hub.BeatAll()
@@ -63,7 +75,7 @@ func BenchmarkCommitOfTen(b *testing.B) {
 	for _, connections := range []int{100, 5000} {
 		b.Run(fmt.Sprintf("of %d connections", connections), func(b *testing.B) {
 			w := newWorld(b, realtime.Options{MaxUnacked: 1 << 30, MaxBufferedBytes: 1 << 30})
-			w.crowd(connections, func(i int) string {
+			w.crowd(connections, true, func(i int) string {
 				if i < 10 {
 					return "o"
 				}
@@ -83,7 +95,7 @@ func BenchmarkCommitOfTen(b *testing.B) {
 func BenchmarkCommitOfAll(b *testing.B) {
 	const connections = 2000
 	w := newWorld(b, realtime.Options{MaxUnacked: 1 << 30, MaxBufferedBytes: 1 << 30})
-	w.crowd(connections, func(int) string { return "o" })
+	w.crowd(connections, true, func(int) string { return "o" })
 	row := change("d", "o", "f")
 	row.Payload = make([]byte, 256)
 	before := w.hub.Encodes()

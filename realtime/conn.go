@@ -273,7 +273,7 @@ func violated(code websocket.StatusCode, format string, args ...any) error {
 func (c *conn) serve(base context.Context) {
 	ctx, cancel := context.WithCancel(c.values)
 	stop := context.AfterFunc(base, cancel)
-	err := c.readAll(ctx)
+	err := c.readAll(ctx) //nolint:contextcheck // reading ends with the connection, not with ctx
 	stop()
 	cancel() // a round in flight
 	if v, ok := errors.AsType[*violation](err); ok {

@@ -42,7 +42,7 @@ func TestRefusedConnections(t *testing.T) {
 		{"a page of a scheme that is not meant", "x", "ada", []string{"Origin", "http://app.example.com"}, 403, ssp2.CodeForbidden},
 		{"a page of nowhere", "x", "ada", []string{"Origin", "null"}, 403, ssp2.CodeForbidden},
 	} {
-		_, res, err := w.dial(tc.client, tc.actor, tc.header...)
+		_, res, err := w.dial(tc.client, tc.actor, tc.header...) //nolint:bodyclose // the library has read it
 		require.Error(t, err, tc.name)
 		require.NotNil(t, res, tc.name)
 		body, err := io.ReadAll(res.Body)
@@ -55,9 +55,9 @@ func TestRefusedConnections(t *testing.T) {
 		require.NoError(t, json.Unmarshal(body, &e), tc.name)
 		require.Equal(t, tc.code, e.Code, tc.name)
 	}
-	third, _, err := w.dial("b", "ada", "Origin", "https://app.example.com")
+	third, _, err := w.dial("b", "ada", "Origin", "https://app.example.com") //nolint:bodyclose // likewise
 	require.NoError(t, err, "an origin that may")
-	_, res, err := w.dial("c", "ada")
+	_, res, err := w.dial("c", "ada") //nolint:bodyclose // likewise
 	require.Error(t, err)
 	require.Equal(t, 429, res.StatusCode, "the process has all it takes")
 	third.close()

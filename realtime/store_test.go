@@ -26,8 +26,15 @@ func TestRecordedAcknowledgements(t *testing.T) {
 		partition, client string
 		cursor            int64
 	}{
-		{"gone", "x", 1}, {"p", "ahead", 7}, {"p", "back", 4}, {"p", "gone", 7}, {"p", "later", 7}, {"p", "none", 7},
-		{"p", "other", 7}, {"p", "past", 70}, {"q", "ahead", 2},
+		{"gone", "x", 1},
+		{"p", "ahead", 7},
+		{"p", "back", 4},
+		{"p", "gone", 7},
+		{"p", "later", 7},
+		{"p", "none", 7},
+		{"p", "other", 7},
+		{"p", "past", 70},
+		{"q", "ahead", 2},
 	} {
 		params.Partitions = append(params.Partitions, ack.partition)
 		params.ClientIds = append(params.ClientIds, ack.client)

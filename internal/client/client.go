@@ -1,9 +1,11 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -31,6 +33,10 @@ type Config struct {
 
 	// HTTP sends the requests. Nil: http.DefaultClient.
 	HTTP *http.Client
+
+	// Round runs a round over another binding than POST /sync (§8.7): it sends the request and returns the stream of
+	// the response. Nil: POST /sync.
+	Round func(ctx context.Context, request []byte) (io.ReadCloser, error)
 
 	// Pull limits, in changes, rows and pages (§4.2). 0: the server's defaults.
 	LimitCommits, LimitSnapshotRows, MaxSnapshotPages int32
@@ -182,6 +188,47 @@ func (c *Client) Pull(ctx context.Context) (Progress, error) {
 		return a.progress, fmt.Errorf("pull: %w", a.revoked)
 	}
 	return a.progress, nil
+}
+
+// Delta applies a delta (§8.2) and returns the cursor to acknowledge, false when nothing of it applies to this client.
+func (c *Client) Delta(ctx context.Context, message []byte) (cursor int64, applied bool, err error) {
+	m, err := ssp2.DecodeMessage(message)
+	if err != nil {
+		return 0, false, fmt.Errorf("delta: %w: %w", ErrProtocol, err)
+	}
+	a := &answer{}
+	for _, f := range m.Frames {
+		start, ok := f.(*ssp2.SubStart)
+		if !ok {
+			continue
+		}
+		i := slices.IndexFunc(c.subs, func(s *subscription) bool { return s.id == start.ID })
+		if i < 0 || c.subs[i].revoked || c.subs[i].pending() {
+			return 0, false, fmt.Errorf("delta: %w", protocolError("it is of subscription %q, which cannot apply it", start.ID))
+		}
+		a.subs = append(a.subs, c.subs[i])
+	}
+	if err := c.apply(ctx, ssp2.NewReader(bytes.NewReader(message), ssp2.Limits{MaxMessageBytes: -1}), a); err != nil {
+		return 0, false, fmt.Errorf("delta: %w", err)
+	}
+	for _, s := range a.subs {
+		cursor, applied = max(cursor, s.cursor), true
+	}
+	return cursor, applied, nil
+}
+
+// Floor returns the least cursor of the subscriptions that have synced, which is what a client acknowledges after a pull
+// (§8.2), false when there is none.
+func (c *Client) Floor() (cursor int64, ok bool) {
+	for _, s := range c.subs {
+		if s.revoked || s.pending() {
+			continue
+		}
+		if !ok || s.cursor < cursor {
+			cursor, ok = s.cursor, true
+		}
+	}
+	return cursor, ok
 }
 
 // maxRounds ends a CatchUp that a faulty server would keep going for ever.

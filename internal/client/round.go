@@ -48,6 +48,14 @@ func (c *Client) round(ctx context.Context, req *ssp2.Request, a *answer) error 
 	if err != nil {
 		return fmt.Errorf("encode the request: %w", err)
 	}
+	if c.cfg.Round != nil {
+		stream, err := c.cfg.Round(ctx, body)
+		if err != nil {
+			return err // It says where.
+		}
+		defer stream.Close()
+		return c.apply(ctx, ssp2.NewReader(stream, ssp2.Limits{MaxMessageBytes: -1}), a)
+	}
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, c.cfg.URL+"/sync", bytes.NewReader(body))
 	if err != nil {
 		return fmt.Errorf("make the request: %w", err)
