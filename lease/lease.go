@@ -165,14 +165,13 @@ func (s *Store) Revoke(ctx context.Context, partition, leaseID string) error {
 			partition: partition, client: row.ClientID, id: leaseID, actor: row.ActorID, digest: row.AllowedDigest,
 			issuedAt: row.IssuedAtMs, expiresAt: row.ExpiresAtMs, revokedAt: row.RevokedAtMs, signature: row.Signature,
 		}
-		genuine := s.verify(&r)
-		if r.revokedAt >= 0 && genuine {
+		if r.revokedAt >= 0 && s.verify(&r) {
 			return nil
 		}
+		// One that is not genuine is signed as well: it grants nothing either way, and
+		// unsigned it would be taken for none, and replaced by a round from before.
 		r.revokedAt = s.clock().UnixMilli()
-		if genuine { // else it stays worth nothing
-			r.signature = s.sign(&r)
-		}
+		r.signature = s.sign(&r)
 		return q.LeaseRevoke(ctx, db.LeaseRevokeParams{
 			RevokedAt: r.revokedAt, Signature: r.signature, Partition: partition, LeaseID: leaseID,
 		})

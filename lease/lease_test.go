@@ -193,6 +193,21 @@ func TestRevocation(t *testing.T) {
 	require.ErrorIs(t, w.Clear(t.Context(), partition, second.LeaseID), lease.ErrNotFound, "it is not revoked")
 }
 
+// TestRevocationOfWhatNoKeyVerifies: a lease whose key is not configured is revoked as
+// any other one is, also for rounds that are under way.
+func TestRevocationOfWhatNoKeyVerifies(t *testing.T) {
+	t.Parallel()
+	w := setup(t, func(c *lease.Config) { c.HoldRevoked = true })
+	first := w.live(t, ada, allowed)
+	other := w.store(t, func(c *lease.Config) { c.Keys, c.HoldRevoked = [][]byte{key2}, true })
+	running := other.Begin(ada, allowed, w.now)
+	w.now = w.now.Add(time.Minute)
+	require.NoError(t, other.Revoke(t.Context(), partition, first.LeaseID))
+	require.Nil(t, refresh(t, running))
+	_, err := other.Authorize(t.Context(), ada)
+	require.Equal(t, ssp2.CodeAuthLeaseRevoked, ssp2.CodeOf(err), "%v", err)
+}
+
 // TestRevocationBetweenReadAndWrite: what a round has decided does not stand when the lease
 // is revoked before it is written.
 func TestRevocationBetweenReadAndWrite(t *testing.T) {

@@ -128,7 +128,8 @@ type chain struct {
 }
 
 // join makes the caller a user of the chain of a pin, which is made of pages if there is
-// none.
+// none. A chain that there is goes on with pages only where they begin as it does: what
+// its users were sent ends where its own pages end.
 func (sh *shared) join(s *Service, key chainKey, sub *subscription, pages []segment.Meta, complete bool) *chain {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -139,7 +140,7 @@ func (sh *shared) join(s *Service, key chainKey, sub *subscription, pages []segm
 		c.pin = pin
 		sh.pin(c)
 	}
-	if c.running == nil && len(c.pages) < len(pages) {
+	if c.running == nil && len(c.pages) < len(pages) && begins(pages, c.pages) {
 		c.pages, c.complete, c.scan = pages, complete, nil
 		if end := pages[len(pages)-1].NextRowCursor; end != nil {
 			c.at, _ = parseCursor(*end)
@@ -150,13 +151,32 @@ func (sh *shared) join(s *Service, key chainKey, sub *subscription, pages []segm
 	return c
 }
 
+// begins says whether pages begin with those of first.
+func begins(pages, first []segment.Meta) bool {
+	for i := range first {
+		if pages[i].ID != first[i].ID || !sameCursor(pages[i].RowCursor, first[i].RowCursor) || !sameCursor(pages[i].NextRowCursor, first[i].NextRowCursor) {
+			return false
+		}
+	}
+	return true
+}
+
+func sameCursor(a, b *string) bool {
+	return a == b || a != nil && b != nil && *a == *b
+}
+
 // begin makes the caller a user of the chain that is being built for bootstraps from the
-// start on; one whose pin is below least does not do, and is left to its users.
-func (sh *shared) begin(s *Service, key chainKey, sub *subscription, least int64) *chain {
+// start on. One whose pin is below least does not do, and is left to its users. So is one
+// that is complete: the store says whether its segments still serve. Then begin returns
+// nil, for the caller to look there, unless it did so again.
+func (sh *shared) begin(s *Service, key chainKey, sub *subscription, least int64, again bool) *chain {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	c := sh.fresh[key]
-	if c == nil || c.failed != nil || c.pin >= 0 && c.pin < least {
+	if c != nil && c.complete && c.pin >= least && !again {
+		return nil
+	}
+	if c == nil || c.failed != nil || c.complete || c.pin >= 0 && c.pin < least {
 		c = s.newChain(key, sub)
 		sh.fresh[key] = c
 	}
@@ -581,6 +601,29 @@ func (p *Pull) attachTo(ctx context.Context, sub *subscription, key chainKey) er
 		}
 		return nil
 	}
+	least := p.least(0)
+	for again := false; ; again = true {
+		stale, err := p.reuse(ctx, sub, key, found, expires)
+		if err != nil || stale < 0 {
+			return err
+		}
+		if sub.chain != nil && sub.chain.key == key {
+			return nil
+		}
+		// A chain that is still in use is not fresher than what the store has of it.
+		if c := p.s.shared.begin(p.s, key, sub, max(least, stale+1), again); c != nil {
+			p.use(sub, c)
+			return nil
+		}
+		if found, err = p.s.segments.Find(ctx, key.Key); err != nil {
+			return fmt.Errorf("finding segments: %w", err)
+		}
+	}
+}
+
+// reuse answers a fresh bootstrap with segments that were found, if any of them serve: then
+// it returns -1, else the newest pin that does not serve, 0 for none.
+func (p *Pull) reuse(ctx context.Context, sub *subscription, key chainKey, found []segment.Meta, expires int64) (stale int64, err error) {
 	last := int64(-1)
 	for _, m := range found {
 		if m.AsOfCommitSeq == last || m.RowCursor != nil {
@@ -592,23 +635,17 @@ func (p *Pull) attachTo(ctx context.Context, sub *subscription, key chainKey) er
 			continue
 		}
 		serves, err := p.serves(ctx, sub, last)
-		if err != nil {
-			return err
+		if err != nil || !serves {
+			return last, err // older ones serve less
 		}
-		if serves {
-			c := p.s.shared.join(p.s, key, sub, pages, complete)
-			if sub.chain != nil && sub.chain != c {
-				p.drop(sub.chain) // what was begun is not needed
-			}
-			p.use(sub, c)
-			return nil
+		c := p.s.shared.join(p.s, key, sub, pages, complete)
+		if sub.chain != nil && sub.chain != c {
+			p.drop(sub.chain) // what was begun is not needed
 		}
-		break // older ones serve less
+		p.use(sub, c)
+		return -1, nil
 	}
-	if sub.chain == nil || sub.chain.key != key {
-		p.use(sub, p.s.shared.begin(p.s, key, sub, p.least(0)))
-	}
-	return nil
+	return 0, nil
 }
 
 // drop ends the use of a chain.
@@ -623,7 +660,8 @@ func (p *Pull) drop(c *chain) {
 }
 
 // serves says whether segments of a pin answer a bootstrap: the log must reach back to
-// it, and what follows must fit in one window.
+// it, and what follows must fit in one window, and not be so much that the next pull would
+// tell the client to begin anew, see shorten.
 func (p *Pull) serves(ctx context.Context, sub *subscription, pin int64) (bool, error) {
 	if pin < p.least(0) {
 		return false, nil
@@ -631,11 +669,15 @@ func (p *Pull) serves(ctx context.Context, sub *subscription, pin int64) (bool, 
 	if pin >= p.gate.MaxCommitSeq {
 		return true, nil
 	}
-	n, err := p.s.countChanges(ctx, p.req.Partition, sub, pin, p.changes)
+	most := p.changes
+	if p.s.catchUp >= 0 {
+		most = min(most, p.s.catchUp)
+	}
+	n, err := p.s.countChanges(ctx, p.req.Partition, sub, pin, most)
 	if err != nil {
 		return false, err
 	}
-	return n <= int64(p.changes), nil
+	return n <= int64(most), nil
 }
 
 // sendShared sends pages of a chain. It returns false when the chain does not go on, and
@@ -681,7 +723,7 @@ func (p *Pull) sendShared(ctx context.Context, out *pieces, sub *subscription) (
 				continue
 			}
 		}
-		if !ok || first && sub.resume == nil && m.AsOfCommitSeq < p.least(0) {
+		if !ok || first && sub.resume == nil && m.AsOfCommitSeq < p.least(0) || !sameCursor(m.RowCursor, at.cursor()) {
 			break
 		}
 		if sent, err := p.deliverStored(ctx, out, sub, m); err != nil {

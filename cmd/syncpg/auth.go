@@ -61,6 +61,9 @@ func allowAll(s *syncpg.Schema) func(context.Context, syncpg.ScopeRequest) (scop
 	return func(context.Context, syncpg.ScopeRequest) (scope.Allowed, error) { return all, nil }
 }
 
+// outage in place of scopes says that the proxy cannot find them out.
+const outage = "outage"
+
 // headerAuth believes headers that an authenticating proxy sets.
 type headerAuth struct {
 	actor, partition string
@@ -161,6 +164,9 @@ func (a headerAuth) allowed(r *http.Request) (scope.Allowed, error) {
 	text, err := single(r, a.scopes)
 	if err != nil {
 		return nil, err
+	}
+	if text == outage {
+		return nil, fmt.Errorf("%w: the header %s says so", syncpg.ErrOutage, a.scopes)
 	}
 	var allowed scope.Allowed
 	if err := json.Unmarshal([]byte(text), &allowed); err != nil || allowed == nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -142,6 +143,21 @@ func TestHeaderAuthMayAllowAllScopes(t *testing.T) {
 	allowed, err := a.resolveScopes(t.Context(), syncpg.ScopeRequest{})
 	require.NoError(t, err)
 	require.Equal(t, scope.Allowed{"team_id": {"*"}}, allowed)
+}
+
+// TestAProxyCanTellOfAnOutage: it is no answer, so it neither grants nor takes away.
+func TestAProxyCanTellOfAnOutage(t *testing.T) {
+	t.Parallel()
+	a := headerAuth{actor: "A", partition: "P", scopes: "S", trusted: loopback}.auth(sampleSchema(t))
+	for text, want := range map[string]bool{"outage": true, "Outage": false, `"outage"`: false, "{}": false} {
+		r := httptest.NewRequest(http.MethodPost, "/sync", nil)
+		r.Header.Set("S", text)
+		var err error
+		a.wrap(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			_, err = a.resolveScopes(r.Context(), syncpg.ScopeRequest{})
+		})).ServeHTTP(httptest.NewRecorder(), r)
+		require.Equal(t, want, errors.Is(err, syncpg.ErrOutage), text)
+	}
 }
 
 func TestScopesWithoutTheirHandlerAreAFault(t *testing.T) {

@@ -32,7 +32,7 @@ type authFlags struct {
 	DevAuthRemote       bool     `name:"dev-auth-remote" setting:"" group:"auth" help:"Let --dev-auth listen on other addresses than loopback ones, where anybody who reaches them may read and write everything."`
 	AuthHeaderActor     string   `name:"auth-header-actor" placeholder:"NAME" setting:"" group:"auth" help:"Header that holds the actor, such as X-Syncpg-Actor."`
 	AuthHeaderPartition string   `name:"auth-header-partition" placeholder:"NAME" setting:"" group:"auth" help:"Header that holds the partition, such as X-Syncpg-Partition."`
-	AuthHeaderScopes    string   `name:"auth-header-scopes" placeholder:"NAME" setting:"" group:"auth" help:"Header that holds the allowed scopes as JSON, variable to values: {\"team_id\": [\"red\", \"blue\"]}. The value * allows all. Requests without it are refused."`
+	AuthHeaderScopes    string   `name:"auth-header-scopes" placeholder:"NAME" setting:"" group:"auth" help:"Header that holds the allowed scopes as JSON, variable to values: {\"team_id\": [\"red\", \"blue\"]}. The value * allows all. Requests without it are refused. The text outage instead says that the scopes cannot be found out now, see --lease-key."`
 	AllowAllScopes      bool     `name:"allow-all-scopes" setting:"" group:"auth" help:"Instead of --auth-header-scopes: every actor may read and write all rows of its partition."`
 	TrustedProxy        []string `name:"trusted-proxy" placeholder:"ADDRESS" setting:"" group:"auth" help:"Address or network (10.0.0.0/8) whose headers are believed; may be repeated. Default: loopback addresses only."`
 }
@@ -42,6 +42,7 @@ type serveCmd struct {
 	listenFlags
 	observeFlags
 	authFlags
+	leaseFlags
 	realtimeFlags
 	segmentFlags
 	retentionFlags
@@ -107,6 +108,9 @@ func (c *serveCmd) Run(ctx context.Context, p *program) error {
 		return err
 	}
 	if err := c.configure(ctx, &conf); err != nil {
+		return err
+	}
+	if err := c.leases(c.AuthHeaderScopes != "", &conf); err != nil {
 		return err
 	}
 	server, err := syncpg.New(pool, conf)

@@ -1,0 +1,113 @@
+package pullsvc_test
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/syncpg/syncpg/pullsvc"
+	"github.com/syncpg/syncpg/pullsvc/segment"
+	"github.com/syncpg/syncpg/ssp2"
+)
+
+// during pulls, and calls f once, when the first descriptor has been sent.
+func (b *bundle) during(t *testing.T, req pullsvc.Request, f func()) section {
+	t.Helper()
+	p, err := b.Begin(t.Context(), req)
+	require.NoError(t, err)
+	defer p.Close()
+	var frames []byte
+	require.NoError(t, p.Stream(t.Context(), func(piece []byte) error {
+		frames = append(frames, piece...)
+		if f != nil && bytes.Contains(frames, []byte("sha256:")) {
+			f()
+			f = nil
+		}
+		return nil
+	}))
+	require.Nil(t, f)
+	return decode(t, req, frames)[0]
+}
+
+// TestPagesOfAPinWithOtherEnds: another instance read the same pin in other pages, longer
+// ones that end at other rows. A client that has begun with pages of one kind is not given
+// those of the other: rows in between would be missing.
+func TestPagesOfAPinWithOtherEnds(t *testing.T) {
+	t.Parallel()
+	b, kept := shared(t, with(func(c *pullsvc.Config) { c.BufferBytes = 32 << 10 }))
+	b.fill(t, "x", 5000)
+	var other section
+	got := b.during(t, bootstrapping("c1", rowsLane, 1000), func() {
+		kept.mu.Lock()
+		var key segment.Key
+		for _, m := range kept.kept {
+			key = m.Key
+		}
+		kept.mu.Unlock()
+		var from *string
+		for i := range 50 {
+			m := segment.Meta{Key: key, AsOfCommitSeq: b.seq, RowCursor: from, RowCount: 900, ByteLength: 10}
+			if i < 49 {
+				to := fmt.Sprintf("1:xx%07d", (i+1)*103)
+				m.NextRowCursor = &to
+				from = &to
+			}
+			raw := fmt.Appendf(nil, "page %05d", i)
+			m.ID = segment.ID(raw)
+			require.NoError(t, kept.Store.Put(t.Context(), m, bytes.NewReader(raw)))
+		}
+		other = b.pull(t, bootstrapping("c2", rowsLane, 1000))[0]
+	})
+	for _, s := range []section{got, other} {
+		require.Nil(t, s.Refs[0].RowCursor)
+		for i := range s.Refs[1:] {
+			require.Equal(t, s.Refs[i].NextRowCursor, s.Refs[i+1].RowCursor, "page %d goes on where the one before ends", i+1)
+		}
+	}
+	require.Len(t, got.rows(t, b, kept, "items"), 5000)
+}
+
+// TestAnOldChainThatIsStillInUse: others who read on do not keep a chain alive for those
+// who come when its pin is too old for them.
+func TestAnOldChainThatIsStillInUse(t *testing.T) {
+	t.Parallel()
+	for name, accept := range map[string]ssp2.Accept{"rows": rowsLane, "image": imageLane} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, kept := shared(t)
+			b.fill(t, "x", 5000)
+			var second section
+			b.during(t, bootstrapping("c1", accept, 1000), func() {
+				for i := range 4 {
+					b.commit(t, item(fmt.Sprint("new", i), "x", ""))
+				}
+				req := bootstrapping("c2", accept, 1000)
+				req.Header.LimitCommits = 3
+				second = b.pull(t, req)[0]
+			})
+			require.Equal(t, b.seq, second.End.NextCursor)
+			require.Len(t, second.rows(t, b, kept, "items"), 5004)
+		})
+	}
+}
+
+// TestABootstrapIsNotAnsweredWithTheNextReset: stored segments do not answer where the pull
+// that follows would tell the client to begin anew (§8.4), which would go on for ever.
+func TestABootstrapIsNotAnsweredWithTheNextReset(t *testing.T) {
+	t.Parallel()
+	b, _ := shared(t, with(func(c *pullsvc.Config) { c.CatchUpChanges, c.BufferBytes = 10, 4<<10 }))
+	for i := range 5 {
+		b.commit(t, item(fmt.Sprint("i", i), "x", ""))
+	}
+	require.Len(t, b.pull(t, bootstrapping("c1", rowsLane, 2))[0].Refs, 3)
+	for i := range 11 {
+		b.commit(t, item(fmt.Sprint("i", i%5), "x", strings.Repeat("y", 1000)))
+	}
+	req := bootstrapping("c2", rowsLane, 2)
+	require.NotEmpty(t, b.pull(t, req)[0].Refs)
+	req.Subscriptions[0].Cursor = b.pull(t, req)[0].End.NextCursor
+	require.Equal(t, ssp2.SubActive, b.pull(t, req)[0].Start.Status)
+}
