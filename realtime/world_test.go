@@ -124,16 +124,21 @@ type fakeStore struct {
 	clients map[string]db.RealtimeReadClientRow
 	writes  []db.RealtimeRecordAcksParams
 	fail    error
+	onRead  func(context.Context) // after a client's record was read
 }
 
-func (s *fakeStore) RealtimeReadClient(_ context.Context, arg db.RealtimeReadClientParams) (db.RealtimeReadClientRow, error) {
+func (s *fakeStore) RealtimeReadClient(ctx context.Context, arg db.RealtimeReadClientParams) (db.RealtimeReadClientRow, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	row, ok := s.clients[arg.ClientID]
 	if !ok {
 		row.Cursor = -1
 	}
-	return row, s.fail
+	fail, onRead := s.fail, s.onRead
+	s.mu.Unlock()
+	if onRead != nil {
+		onRead(ctx)
+	}
+	return row, errors.Join(fail, ctx.Err())
 }
 
 func (s *fakeStore) RealtimeRecordAcks(_ context.Context, arg db.RealtimeRecordAcksParams) error {
