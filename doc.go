@@ -58,7 +58,10 @@
 // POST /sync takes one round. Requests and responses are streams: no response is
 // held in memory, and a device has the rows of one subscription while the next is
 // read. Bodies may be compressed both ways. A client that goes away cancels its
-// database work.
+// database work. GET /segments/{id} serves what is too large for a response (§5.5).
+//
+// GET /realtime opens a WebSocket (§8): rounds as over POST /sync, commits as they
+// happen, and presence. Config.Realtime bounds it; DisableRealtime takes it away.
 //
 // GET /healthz answers while the process runs. GET /readyz answers 200 when rounds
 // can be served and otherwise 503, with the state of each check; it is safe to
@@ -80,9 +83,11 @@
 // # Several processes
 //
 // Any number of servers may run over one database, behind any balancer, and behind
-// a connection pooler in transaction mode: no state lives in a session. For the
-// pooler set the pool's ConnConfig.DefaultQueryExecMode to pgx.QueryExecModeExec, or
-// default_query_exec_mode=exec in its URL, so that statements are not prepared. A
-// process remembers the log epoch of its partitions for a minute and nothing else; every
-// answer is decided by what the database says.
+// a connection pooler in transaction mode: what the pool's connections do leaves no
+// state in a session. For the pooler set the pool's ConnConfig.DefaultQueryExecMode to
+// pgx.QueryExecModeExec, or default_query_exec_mode=exec in its URL, so that statements
+// are not prepared, and give Config.Realtime.Listen a way around it: a started server
+// listens, on a connection of its own, for what the others commit. A process remembers
+// the log epoch of its partitions for a minute, and its sockets; every answer is decided
+// by what the database says.
 package syncpg

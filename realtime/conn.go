@@ -284,12 +284,16 @@ func (c *conn) serve(base context.Context) {
 	stop()
 	cancel() // a round in flight
 	if v, ok := errors.AsType[*violation](err); ok {
-		c.hub.log.DebugContext(ctx, "client closed: it broke a rule", "client", c.name, "partition", c.id.Partition, "reason", v.reason)
+		c.logViolation(v) //nolint:contextcheck // as all that is logged of a connection
 		c.expel(v)
 	} else {
 		c.kill()
 	}
 	c.teardown()
+}
+
+func (c *conn) logViolation(v *violation) {
+	c.hub.log.DebugContext(c.values, "client closed: it broke a rule", "client", c.name, "partition", c.id.Partition, "reason", v.reason)
 }
 
 // expel closes the connection with the reason, instead of all that is still to be written.

@@ -411,7 +411,7 @@ func (w *world) dial(name, actor string, header ...string) (*client, *http.Respo
 // connect connects and takes the hello.
 func (w *world) connect(name, actor string) *client {
 	w.t.Helper()
-	c, _, err := w.dial(name, actor)
+	c, _, err := w.dial(name, actor) //nolint:bodyclose // the library has read it
 	require.NoError(w.t, err)
 	hello, ok := c.next().event.(*ssp2.Hello)
 	require.True(w.t, ok, "hello comes first")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -84,7 +85,8 @@ func oneLine(err error) string {
 	var parts []string
 	seen := map[string]bool{}
 	for line := range strings.SplitSeq(err.Error(), "\n") {
-		if line = strings.TrimSpace(line); line != "" && !seen[line] {
+		// The attempts of a name that stands for several addresses.
+		if line = strings.TrimPrefix(strings.TrimSpace(line), "hostname resolving error: "); line != "" && !seen[line] {
 			seen[line] = true
 			parts = append(parts, line)
 		}
@@ -97,6 +99,9 @@ func connectError(cfg *pgx.ConnConfig, err error) error {
 		return err
 	}
 	help := "is the server running there, and does it accept connections from here?"
+	if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound {
+		help = "is the name of the host spelt right?"
+	}
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
 		switch pg.Code {
 		case "28P01", "28000":

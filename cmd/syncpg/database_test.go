@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"testing"
 
@@ -18,6 +19,7 @@ func TestConnectErrorsSayWhatToDo(t *testing.T) {
 	t.Parallel()
 	cfg, err := pgx.ParseConfig("postgres://u:hunter2@h:1/d")
 	require.NoError(t, err)
+	noHost := &net.DNSError{Err: "no such host", Name: "h", IsNotFound: true}
 	for _, tc := range []struct {
 		err  error
 		want string
@@ -25,6 +27,10 @@ func TestConnectErrorsSayWhatToDo(t *testing.T) {
 		{&pgconn.PgError{Code: "28P01", Message: "no"}, "check user and password"},
 		{&pgconn.PgError{Code: "3D000", Message: "no"}, "create it with `createdb d`"},
 		{&pgconn.PgError{Code: "53300", Message: "no"}, "raise max_connections"},
+		{
+			errors.Join(fmt.Errorf("hostname resolving error: %w", noHost), noHost),
+			"user \"u\": lookup h: no such host; is the name of the host spelt right?",
+		},
 		{errors.New("first line\n\tsecond line\n\tsecond line"), "first line, second line; is the server running there"},
 	} {
 		err := connectError(cfg, tc.err)

@@ -185,7 +185,7 @@ func (c *devCmd) announce(p *program, l net.Listener, o *observer, pg *devpg.Ser
 	p.printf("syncpg dev is ready\n\n")
 	places := [][]string{
 		{"sync", "POST " + address + "/sync"},
-		{"sockets", "GET ws://" + l.Addr().String() + "/realtime?clientId=<client>"},
+		{"realtime", "GET ws://" + l.Addr().String() + "/realtime?clientId=<id>"},
 		{"health", "GET " + address + "/readyz"},
 	}
 	if o.url != "" {

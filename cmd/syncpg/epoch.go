@@ -63,7 +63,7 @@ func (c *epochRotateCmd) Run(ctx context.Context, p *program) error {
 		for _, partition := range c.Partition {
 			r, err := s.RotateEpoch(ctx, partition)
 			if err != nil {
-				return err
+				return noPartition(partition, err)
 			}
 			done.Partitions++
 			done.Clients += r.Clients

@@ -144,7 +144,12 @@ func newParser(c *cli, p *program) (*kong.Kong, error) {
 		kong.Exit(func(code int) { panic(exited{code}) }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 110, FlagsLast: true}),
 		kong.ValueFormatter(flagHelp),
-		kong.ExplicitGroups([]kong.Group{{Key: "auth", Title: "Authentication:"}, {Key: "retention", Title: "Retention:"}, {Key: "realtime", Title: "Realtime:"}}),
+		kong.ExplicitGroups([]kong.Group{
+			{Key: "auth", Title: "Authentication:"},
+			{Key: "realtime", Title: "Realtime:"},
+			{Key: "segments", Title: "Segments:"},
+			{Key: "retention", Title: "Retention:"},
+		}),
 		p.settings.Options(),
 	)
 	if err != nil {

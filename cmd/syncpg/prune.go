@@ -11,6 +11,7 @@ import (
 
 	"github.com/syncpg/syncpg/migrations"
 	"github.com/syncpg/syncpg/retention"
+	"github.com/syncpg/syncpg/ssp2"
 )
 
 // retentionFlags say how much of a log is kept.
@@ -145,11 +146,27 @@ func (f whichFlags) each(ctx context.Context, s *retention.Service, visit func(p
 	return nil
 }
 
+// nothingToPrune is what is printed when --all finds no partition.
+const nothingToPrune = "nothing to do: no partition has more commits than are kept\n"
+
+// noPartition explains that a partition named on the command line is not there. Other errors stay as they are.
+func noPartition(partition string, err error) error {
+	if ssp2.CodeOf(err) != ssp2.CodeStoragePartitionUnregistered {
+		return err
+	}
+	return &described{
+		fmt.Sprintf("there is no partition %q: the table syncpg.sync_partition_registry has those that are there", partition), err,
+	}
+}
+
 func (c *pruneCmd) prune(ctx context.Context, p *program, s *retention.Service) error {
 	done := []prunedPartition{}
 	report := &pruneReport{to: p.stderr, now: time.Now, quiet: c.JSON}
 	err := c.each(ctx, s, func(partition string) error {
 		r, err := s.Prune(ctx, partition, report.progress)
+		if ssp2.CodeOf(err) == ssp2.CodeStoragePartitionUnregistered {
+			return noPartition(partition, err)
+		}
 		done = append(done, prunedPartition{
 			partition, r.PreviousHorizon, r.Horizon, r.Commits, r.Changes, r.Tombstones, r.Compacted,
 		})
@@ -172,7 +189,9 @@ func (c *pruneCmd) prune(ctx context.Context, p *program, s *retention.Service) 
 		})
 	}
 	if len(done) == 0 {
-		p.printf("nothing to do: no partition has more commits than are kept\n")
+		if err == nil {
+			p.printf(nothingToPrune)
+		}
 		return err
 	}
 	if tableErr := table(p.stdout, "", rows); tableErr != nil && err == nil {
@@ -187,7 +206,7 @@ func (c *pruneCmd) plan(ctx context.Context, p *program, s *retention.Service) e
 	err := c.each(ctx, s, func(partition string) error {
 		plan, err := s.Plan(ctx, partition)
 		if err != nil {
-			return err
+			return noPartition(partition, err)
 		}
 		one := plannedPartition{
 			Partition: partition, Newest: plan.Newest, Horizon: plan.Horizon, Target: plan.Target, Commits: plan.Commits(),
@@ -202,8 +221,12 @@ func (c *pruneCmd) plan(ctx context.Context, p *program, s *retention.Service) e
 	if err != nil {
 		return err
 	}
-	if c.JSON {
+	switch {
+	case c.JSON:
 		return p.printJSON(plans)
+	case len(plans) == 0:
+		p.printf(nothingToPrune)
+		return nil
 	}
 	rows := [][]string{{"PARTITION", "NEWEST", "HORIZON", "WOULD BE", "COMMITS", "ACTIVE CLIENTS", "LEAST CURSOR"}}
 	var commits int64

@@ -70,14 +70,23 @@ func TestPruneCommand(t *testing.T) {
 	require.Zero(t, r.code, r.stderr)
 	require.Contains(t, r.stdout, "deleted 1000 commits in 2 partitions")
 	require.Equal(t, int64(500), horizon("globex"))
-	r = prune("--all")
-	require.Zero(t, r.code, r.stderr)
-	require.Contains(t, r.stdout, "nothing to do")
+	for _, args := range [][]string{{"--all"}, {"--all", "--dry-run"}} {
+		r = prune(args...)
+		require.Zero(t, r.code, r.stderr)
+		require.Equal(t, nothingToPrune, r.stdout)
+	}
 
 	r = prune("--partition", "acme", "--partition", "nope")
 	require.Equal(t, exitFailed, r.code)
-	require.Contains(t, r.stderr, "sync.storage.partition_unregistered")
+	require.Contains(t, r.stderr, `there is no partition "nope": the table syncpg.sync_partition_registry has`)
 	require.Contains(t, r.stdout, `"acme"`, "what was done is shown")
+	require.NotContains(t, r.stdout, "nope")
+	for _, args := range [][]string{{"--partition", "nope"}, {"--partition", "nope", "--dry-run"}} {
+		r = prune(args...)
+		require.Equal(t, exitFailed, r.code)
+		require.Empty(t, r.stdout)
+		require.Contains(t, r.stderr, `there is no partition "nope"`)
+	}
 
 	r = runCommand(t, "prune", "--all", "--database-url", emptyDatabase(t))
 	require.Equal(t, exitState, r.code)
@@ -161,5 +170,5 @@ func TestEpochRotateCommand(t *testing.T) {
 
 	r = rotate("", "--partition", "nope", "--yes")
 	require.Equal(t, exitFailed, r.code)
-	require.Contains(t, r.stderr, "sync.storage.partition_unregistered")
+	require.Contains(t, r.stderr, `there is no partition "nope"`)
 }

@@ -26,27 +26,33 @@ type listenFlags struct {
 	ShutdownTimeout time.Duration `name:"shutdown-timeout" default:"10s" setting:"" help:"How long requests may go on after Ctrl-C or SIGTERM before they are cut off."`
 }
 
+// authFlags say how the server learns who asks.
+type authFlags struct {
+	DevAuth             bool     `name:"dev-auth" setting:"" group:"auth" help:"Believe every token of the form dev:<actor>:<partition> and allow every scope. Never for data that matters."`
+	DevAuthRemote       bool     `name:"dev-auth-remote" setting:"" group:"auth" help:"Let --dev-auth listen on other addresses than loopback ones, where anybody who reaches them may read and write everything."`
+	AuthHeaderActor     string   `name:"auth-header-actor" placeholder:"NAME" setting:"" group:"auth" help:"Header that holds the actor, such as X-Syncpg-Actor."`
+	AuthHeaderPartition string   `name:"auth-header-partition" placeholder:"NAME" setting:"" group:"auth" help:"Header that holds the partition, such as X-Syncpg-Partition."`
+	AuthHeaderScopes    string   `name:"auth-header-scopes" placeholder:"NAME" setting:"" group:"auth" help:"Header that holds the allowed scopes as JSON, variable to values: {\"team_id\": [\"red\", \"blue\"]}. The value * allows all. Requests without it are refused."`
+	AllowAllScopes      bool     `name:"allow-all-scopes" setting:"" group:"auth" help:"Instead of --auth-header-scopes: every actor may read and write all rows of its partition."`
+	TrustedProxy        []string `name:"trusted-proxy" placeholder:"ADDRESS" setting:"" group:"auth" help:"Address or network (10.0.0.0/8) whose headers are believed; may be repeated. Default: loopback addresses only."`
+}
+
 type serveCmd struct {
 	schemaFlags
 	listenFlags
 	observeFlags
+	authFlags
+	realtimeFlags
 	segmentFlags
 	retentionFlags
-	realtimeFlags
-	PruneInterval       time.Duration `name:"prune-interval" default:"1h" setting:"" group:"retention" help:"How often the logs are pruned, by one of the servers of a database. 0: never."`
-	DevAuth             bool          `name:"dev-auth" setting:"" group:"auth" help:"Believe every token of the form dev:<actor>:<partition> and allow every scope. Never for data that matters."`
-	DevAuthRemote       bool          `name:"dev-auth-remote" setting:"" group:"auth" help:"Let --dev-auth listen on other addresses than loopback ones, where anybody who reaches them may read and write everything."`
-	AuthHeaderActor     string        `name:"auth-header-actor" placeholder:"NAME" setting:"" group:"auth" help:"Header that holds the actor, such as X-Syncpg-Actor."`
-	AuthHeaderPartition string        `name:"auth-header-partition" placeholder:"NAME" setting:"" group:"auth" help:"Header that holds the partition, such as X-Syncpg-Partition."`
-	AuthHeaderScopes    string        `name:"auth-header-scopes" placeholder:"NAME" setting:"" group:"auth" help:"Header that holds the allowed scopes as JSON, variable to values: {\"team_id\": [\"red\", \"blue\"]}. The value * allows all. Requests without it are refused."`
-	AllowAllScopes      bool          `name:"allow-all-scopes" setting:"" group:"auth" help:"Instead of --auth-header-scopes: every actor may read and write all rows of its partition."`
-	TrustedProxy        []string      `name:"trusted-proxy" placeholder:"ADDRESS" setting:"" group:"auth" help:"Address or network (10.0.0.0/8) whose headers are believed; may be repeated. Default: loopback addresses only."`
+	PruneInterval time.Duration `name:"prune-interval" default:"1h" setting:"" group:"retention" help:"How often the logs are pruned, by one of the servers of a database. 0: never."`
 }
 
 // Help explains the command.
 func (*serveCmd) Help() string {
-	return `Serves POST /sync, GET /segments/{id}, GET /realtime, GET /healthz and GET /readyz. It checks first that the database has the migrations and the ` +
-		`schema it needs, and otherwise names the command that brings them; it never changes them itself.
+	return `Serves POST /sync, GET /segments/{id}, GET /realtime, GET /healthz and GET /readyz. It checks first that the ` +
+		`database has the migrations and the schema it needs, and otherwise names the command that brings them; it never ` +
+		`changes them itself.
 
 Authentication: the program has to be told how to tell who asks, and refuses to start without. For production put it ` +
 		`behind a proxy that authenticates, and name the headers in which the proxy passes actor, partition and scopes ` +

@@ -16,7 +16,10 @@ import (
 )
 
 // notReadyError is a server that says it cannot serve.
-type notReadyError struct{ failed []string }
+type notReadyError struct {
+	failed   []string
+	database bool // which the server cannot reach
+}
 
 func (e *notReadyError) Error() string {
 	if len(e.failed) == 0 {
@@ -64,6 +67,7 @@ func checkReady(ctx context.Context, o Options) (string, error) {
 					what += ": " + c.Help
 				}
 				e.failed = append(e.failed, what)
+				e.database = e.database || c.Name == "database"
 			}
 		}
 		return "", e
@@ -89,6 +93,8 @@ func whatToLookAt(err error) string {
 		dns      *net.DNSError
 	)
 	switch {
+	case errors.As(err, &notReady) && notReady.database:
+		return "is the server's database running, and can the server reach it? The server's log has the cause"
 	case errors.As(err, &notReady):
 		return "run `syncpg migrate status` and `syncpg schema check` against the server's database, and read the server's log"
 	case errors.As(err, &floor):

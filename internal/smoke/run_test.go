@@ -283,6 +283,11 @@ func TestFailuresSayWhatToLookAt(t *testing.T) {
 			err:       "not ready: schema failed: run x", look: "syncpg migrate status",
 		},
 		{
+			name:      "no database",
+			intercept: json(503, `{"status":"unavailable","checks":[{"name":"database","status":"failed","help":"check it"}]}`),
+			err:       "not ready: database failed: check it", look: "is the server's database running",
+		},
+		{
 			name:      "no HTTP",
 			intercept: func(http.ResponseWriter, *http.Request) bool { panic(http.ErrAbortHandler) },
 			err:       "EOF", look: "does this port speak HTTP?",

@@ -187,7 +187,7 @@ func FromPool(pool *pgxpool.Pool) func(ctx context.Context) (*pgx.Conn, error) {
 		}
 		conn, err := pgx.ConnectConfig(ctx, connConfig)
 		if err != nil {
-			return nil, fmt.Errorf("connecting: %w", err)
+			return nil, err //nolint:wrapcheck // It says that it is about connecting; the caller adds the rest.
 		}
 		return conn, nil
 	}
