@@ -24,6 +24,9 @@ const (
 	// maxWaiting bounds the control events that wait for the socket of a client. One that
 	// reads none of them is closed: it gets the presence of its peers anew when it is back.
 	maxWaiting = 1024
+	// maxWaitingText bounds the bytes of those that are of this client alone: a refusal
+	// repeats the key that it is about.
+	maxWaitingText = 1 << 20
 	// textSlack is what a text may have besides a presence document.
 	textSlack = 64 << 10
 	// chunkBytes is up to how much of a response goes out as one message.
@@ -55,6 +58,7 @@ type conn struct {
 	closed     bool // nothing is queued any more
 	queue      []item
 	deltaBytes int  // of the deltas in queue
+	textBytes  int  // of the texts in queue
 	writing    bool // a goroutine writes what is in queue
 	pinged     bool // a ping waits for its answer
 	leaving    bool // the server goes away; no further round begins
@@ -69,6 +73,7 @@ type conn struct {
 	suppressed bool
 	stale      bool // until a round: the log became another one
 	ownSeq     int64
+	pulled     int64   // up to where rounds of this connection brought it
 	unacked    []int64 // deltas that are not acknowledged
 	wakeReason ssp2.WakeReason
 	inRound    bool
@@ -147,7 +152,7 @@ func (c *conn) push(it item) {
 	if c.closed {
 		return
 	}
-	if it.chunk == nil && it.close == nil && len(c.queue) >= maxWaiting {
+	if it.chunk == nil && it.close == nil && (len(c.queue) >= maxWaiting || c.textBytes+len(it.text) > maxWaitingText) {
 		// It takes neither deltas, which are bounded before, nor events.
 		c.closed = true
 		c.hub.log.DebugContext(c.values, "client closed: it does not read", "client", c.name, "partition", c.id.Partition)
@@ -155,6 +160,7 @@ func (c *conn) push(it item) {
 		return
 	}
 	c.queue = append(c.queue, it)
+	c.textBytes += len(it.text)
 	if !c.writing {
 		c.writing = true
 		c.hub.activity.begin()
@@ -191,6 +197,7 @@ func (c *conn) drain() {
 		case it.delta != nil:
 			c.deltaBytes -= it.delta.size
 		}
+		c.textBytes -= len(it.text)
 		c.mu.Unlock()
 		if failed == nil {
 			failed = c.write(it, wake)
@@ -278,12 +285,16 @@ func (c *conn) serve(base context.Context) {
 	stop()
 	cancel() // a round in flight
 	if v, ok := errors.AsType[*violation](err); ok {
-		c.hub.log.DebugContext(c.values, "client closed: it broke a rule", "client", c.name, "partition", c.id.Partition, "reason", v.reason)
+		c.logViolation(v) //nolint:contextcheck // as all that is logged of a connection
 		c.expel(v)
 	} else {
 		c.kill()
 	}
 	c.teardown()
+}
+
+func (c *conn) logViolation(v *violation) {
+	c.hub.log.DebugContext(c.values, "client closed: it broke a rule", "client", c.name, "partition", c.id.Partition, "reason", v.reason)
 }
 
 // expel closes the connection with the reason, instead of all that is still to be written.
@@ -297,7 +308,7 @@ func (c *conn) expel(v *violation) {
 		}
 		c.queue[i] = item{}
 	}
-	c.queue, c.deltaBytes = c.queue[:0], 0
+	c.queue, c.deltaBytes, c.textBytes = c.queue[:0], 0, 0
 	c.push(item{close: &closing{v.code, v.reason}})
 	c.closed = true
 }

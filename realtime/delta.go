@@ -320,7 +320,7 @@ func (c *conn) reset(seq int64) {
 	if c.closed {
 		return
 	}
-	c.stale, c.acked, c.observed, c.ownSeq, c.unacked = true, -1, seq, 0, nil
+	c.stale, c.acked, c.observed, c.ownSeq, c.pulled, c.unacked = true, -1, seq, 0, 0, nil
 	c.suppress(seq, ssp2.WakeResetRequired)
 }
 
@@ -336,13 +336,16 @@ func (c *conn) wake(reason ssp2.WakeReason) {
 	c.push(item{wake: true})
 }
 
-// ack takes an acknowledgement (§8.2).
+// ack takes an acknowledgement (§8.2). One of commits that nobody knows of is one of the
+// newest that is known: taken at its word, or of another log, it would keep every delta up
+// to there from the client.
 func (c *conn) ack(cursor int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed || c.stale || cursor < 0 {
 		return
 	}
+	cursor = min(cursor, max(c.p.latest.Load(), c.ownSeq, c.pulled))
 	kept := 0
 	for _, seq := range c.unacked {
 		if seq > cursor {

@@ -218,6 +218,15 @@ func (h *Hub) freeSlot(of client) {
 func (h *Hub) upgrade(w http.ResponseWriter, r *http.Request, id round.Identity, name string) (_ *conn, err error) {
 	ctx, cancel := context.WithTimeout(r.Context(), openWithin)
 	defer cancel()
+	h.mu.Lock()
+	base, era := h.base, h.era
+	h.mu.Unlock()
+	defer context.AfterFunc(base, cancel)() //nolint:contextcheck // it ends with either
+	defer func() {
+		if err != nil && base.Err() != nil {
+			err = errNotServing() // when the time to stop is up, nobody waits for answers
+		}
+	}()
 	c := &conn{hub: h, id: id, name: name, session: rand.Text(), opened: time.Now(), values: context.WithoutCancel(r.Context())}
 	epoch, err := h.cfg.Gate.Enter(ctx, id.Partition)
 	if err != nil {
@@ -256,14 +265,14 @@ func (h *Hub) upgrade(w http.ResponseWriter, r *http.Request, id round.Identity,
 		return nil, nil
 	}
 	c.ws.SetReadLimit(-1) // bounds depend on the kind of message
-	h.start(c, state, max(latest, state.latest))
+	h.start(c, state, max(latest, state.latest), era)
 	return c, nil
 }
 
 // start lets an upgraded connection begin.
-func (h *Hub) start(c *conn, state clientState, latest int64) {
+func (h *Hub) start(c *conn, state clientState, latest int64, era int) {
 	h.mu.Lock()
-	base, going := h.base, h.state == serving
+	base, going := h.base, h.state == serving && h.era == era
 	if going {
 		h.conns[c] = struct{}{}
 	}

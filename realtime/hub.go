@@ -62,6 +62,7 @@ type Hub struct {
 	conns      map[*conn]struct{}
 	slots      int            // connections, those that are being opened included
 	perClient  map[client]int // likewise
+	era        int            // how often Disconnect was called
 	partitions map[string]*partition
 	running    sync.WaitGroup // what Start started
 	serving    sync.WaitGroup // connections
@@ -180,6 +181,24 @@ func (h *Hub) Stop(ctx context.Context) error {
 	clear(h.partitions)
 	h.mu.Unlock()
 	return err
+}
+
+// Disconnect ends the connections of an actor in this process, and returns how many there
+// were. Registrations are resolved when a connection is opened and by its rounds (§8.1,
+// §8.7), so that an actor who lost a scope would get deltas of it until then; the client
+// that connects again gets what the actor may see now.
+func (h *Hub) Disconnect(partition, actor string) int {
+	h.mu.Lock()
+	h.era++ // for those that are being opened, with what was resolved before
+	h.mu.Unlock()
+	those := h.open(func(c *conn) bool { return c.id.Partition == partition && c.id.Actor == actor })
+	for _, c := range those {
+		c.mu.Lock()
+		c.closed = true // what is offered from here on is not for it
+		c.mu.Unlock()
+		c.kill()
+	}
+	return len(those)
 }
 
 func (h *Hub) stopTransport(ctx context.Context) error {

@@ -62,11 +62,11 @@ func TestRefusedConnections(t *testing.T) {
 	require.Equal(t, 429, res.StatusCode, "the process has all it takes")
 	third.close()
 	w.settleAt(2)
-	_, _, err = w.dial("b", "ada", "Origin", "http://plain.test")
+	_, _, err = w.dial("b", "ada", "Origin", "http://plain.test") //nolint:bodyclose // likewise
 	require.NoError(t, err)
 	keep[0].close()
 	w.settleAt(2)
-	_, _, err = w.dial("a", "ada", "Origin", w.server.URL)
+	_, _, err = w.dial("a", "ada", "Origin", w.server.URL) //nolint:bodyclose // likewise
 	require.NoError(t, err, "the server's own pages")
 }
 
@@ -124,7 +124,7 @@ func TestWhatCannotBeAskedIsRefused(t *testing.T) {
 			w := newWorld(t, realtime.Options{})
 			w.record("a", "ada", 0, orgSub("o1"))
 			tc.fail(w)
-			_, res, err := w.dial("a", "ada")
+			_, res, err := w.dial("a", "ada") //nolint:bodyclose // the library has read it
 			require.Error(t, err)
 			require.Equal(t, tc.status, res.StatusCode)
 			w.settleAt(0)
@@ -271,7 +271,7 @@ func TestStopDrains(t *testing.T) {
 	}()
 	idle.expect("wake catchup-required 1")
 	require.Equal(t, websocket.StatusGoingAway, idle.ended())
-	_, res, err := w.dial("new", "ada")
+	_, res, err := w.dial("new", "ada") //nolint:bodyclose // likewise
 	require.Error(t, err)
 	require.Equal(t, 503, res.StatusCode)
 	close(held.goOn)

@@ -260,7 +260,10 @@ func (h *Hub) Presence(msg fanout.Presence) {
 	before := p.presence[msg.ScopeKey][who]
 	if msg.Doc != nil {
 		if before != nil && before.owner != nil {
+			// Its connection here is older. What it published is not told of again.
 			delete(before.owner.presence, msg.ScopeKey)
+			delete(before.owner.held, msg.ScopeKey)
+			h.fan.PublishPresence(msg.PresenceKey, nil)
 		}
 		h.show(p, &present{key: msg.ScopeKey, peer: who, doc: msg.Doc, from: msg.Instance}, nil)
 		return

@@ -78,7 +78,7 @@ func TestPresenceNeedsTheKey(t *testing.T) {
 	d.expect("refused org:o1 presence.forbidden")
 	a.nothing(w)
 	d.nothing(w)
-	other, _, err := w.dial("a", "a", "X-Partition", "another")
+	other, _, err := w.dial("a", "a", "X-Partition", "another") //nolint:bodyclose // the library has read it
 	require.NoError(t, err)
 	other.next() // hello
 	a.present("org:o1", `{"n":1}`)

@@ -191,7 +191,7 @@ func (s *swimmer) round(push bool, id int) error {
 
 // connect begins a connection, and pulls when it is told to.
 func (s *swimmer) connect() error {
-	c, _, err := s.sea.w.dial(s.name, "ada")
+	c, _, err := s.sea.w.dial(s.name, "ada") //nolint:bodyclose // the library has read it
 	if err != nil {
 		return err
 	}

@@ -497,6 +497,9 @@ func (w *roundWriter) end() error {
 		}
 		if w.pull && fresh {
 			c.stale = false
+			for i := range w.left {
+				c.pulled = max(c.pulled, w.left[i].from)
+			}
 		}
 	}
 	if missed > 0 {

@@ -142,16 +142,21 @@ type fakeStore struct {
 	clients map[string]db.RealtimeReadClientRow
 	writes  []db.RealtimeRecordAcksParams
 	fail    error
+	onRead  func(context.Context) // after a client's record was read
 }
 
-func (s *fakeStore) RealtimeReadClient(_ context.Context, arg db.RealtimeReadClientParams) (db.RealtimeReadClientRow, error) {
+func (s *fakeStore) RealtimeReadClient(ctx context.Context, arg db.RealtimeReadClientParams) (db.RealtimeReadClientRow, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	row, ok := s.clients[arg.ClientID]
 	if !ok {
 		row.Cursor = -1
 	}
-	return row, s.fail
+	fail, onRead := s.fail, s.onRead
+	s.mu.Unlock()
+	if onRead != nil {
+		onRead(ctx)
+	}
+	return row, errors.Join(fail, ctx.Err())
 }
 
 func (s *fakeStore) RealtimeRecordAcks(_ context.Context, arg db.RealtimeRecordAcksParams) error {
@@ -426,7 +431,7 @@ func (w *world) dial(name, actor string, header ...string) (*client, *http.Respo
 // connect connects and takes the hello.
 func (w *world) connect(name, actor string) *client {
 	w.t.Helper()
-	c, _, err := w.dial(name, actor)
+	c, _, err := w.dial(name, actor) //nolint:bodyclose // the library has read it
 	require.NoError(w.t, err)
 	hello, ok := c.next().event.(*ssp2.Hello)
 	require.True(w.t, ok, "hello comes first")
