@@ -100,7 +100,7 @@ func Run(ctx context.Context, o Options, report func(Step)) error {
 	}
 	for _, p := range passes {
 		p.runner = runner{ctx: ctx, wire: p.wire, report: report}
-		if !p.run() {
+		if !p.run() { //nolint:contextcheck // The runner has the context of the one Run.
 			return p.failure
 		}
 	}
