@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -129,7 +130,8 @@ func (d *versionedDevice) commit(base *int64, row cells) ssp2.PushCommit {
 			present.Set(i)
 		}
 	}
-	payload, err := []byte(nil), error(nil)
+	var payload []byte
+	var err error
 	if d.wire == ssp2.WireV3 {
 		payload, err = ssp2.AppendSparseRow(nil, table.Wire, table.PrimaryKey, present, values)
 	} else {
@@ -314,7 +316,7 @@ func TestOlderClientsBootstrapFromSegments(t *testing.T) {
 	v := newVersioned(t, func(cfg *syncpg.Config) { cfg.InlineSegmentMaxBytes = -1 })
 	fresh := v.device(t, "new", v.new, ssp2.WireV2)
 	for i := range 30 {
-		fresh.requireApplied(nil, cells{"id": fmt.Sprint(i), "team_id": "a", "title": "t", "color": "red", "due": 2.5})
+		fresh.requireApplied(nil, cells{"id": strconv.Itoa(i), "team_id": "a", "title": "t", "color": "red", "due": 2.5})
 	}
 	for _, s := range []*syncpg.Schema{v.old, v.new, v.old} {
 		transport := &http.Transport{}

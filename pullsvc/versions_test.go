@@ -42,6 +42,10 @@ func TestBootstrapsOfAnOlderVersion(t *testing.T) {
 			req := bootstrapping(fmt.Sprint("client of ", version, " ", accept), accept, 1000)
 			req.SchemaVersion = version
 			got := b.pull(t, req)[0]
+			if accept == imageLane {
+				require.Len(t, got.Refs, 1)
+				require.Equal(t, ssp2.MediaSQLite, got.Refs[0].MediaType)
+			}
 			if first, again := ids[version]; again {
 				require.Equal(t, first, got.Refs[0].SegmentID, "shared")
 			}

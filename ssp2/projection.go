@@ -88,7 +88,7 @@ func (p *Projection) AppendRow(dst, src []byte) ([]byte, error) {
 
 // cellEnd returns the offset behind the cell at src[n:], false when src ends in it.
 func cellEnd(t ColumnType, src []byte, n int) (int, bool) {
-	size := uint64(0)
+	var size uint64
 	switch t {
 	case TypeInteger, TypeFloat:
 		size = 8
