@@ -52,9 +52,18 @@ func ParseSchema(ir []byte) (*Schema, error) { return schema.Parse(ir) }
 // ResolveScopes are required; the zero value of every other field is its default.
 // [New] copies a Config and never changes it.
 type Config struct {
-	// Schema is the one schema version this server serves. Clients of another
-	// version are told to upgrade (§1.6). It must be the installed one.
+	// Schema is the newest schema version this server serves. It must be the installed one.
 	Schema *Schema
+
+	// OlderSchemas are versions before Schema whose clients are served, too: they get and
+	// send rows in the codec of their version (§9), where columns are matched by name. New
+	// refuses one that cannot be served from Schema: its tables and columns must still be
+	// there with the same keys, scopes, types and nullability, and what Schema has more must
+	// be tables or nullable columns. An update of such a client leaves the columns it does
+	// not know as they are. ResolveScopes, validators and all the rest see Schema only.
+	// Clients of any other version are told to upgrade (§1.6). A socket of an older client
+	// gets wake-ups instead of deltas until a round over it tells the version. Default: none.
+	OlderSchemas []*Schema
 
 	// Authenticate says who sent a request, from its headers; it must not read the
 	// body. It runs on every round. Its errors are answered with 401

@@ -20,6 +20,7 @@ import (
 	"github.com/syncpg/syncpg/realtime"
 	"github.com/syncpg/syncpg/retention"
 	"github.com/syncpg/syncpg/round"
+	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/schemaddl"
 )
 
@@ -83,9 +84,12 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 		ddl: schemaddl.Options{AppSchema: cfg.AppSchema},
 	}
 	epochs := gate.New(pool, cfg.Clock)
-	var err error
+	versions, err := schema.NewVersions(cfg.Schema, cfg.OlderSchemas...)
+	if err != nil {
+		return nil, fmt.Errorf("Config.OlderSchemas: %w", err)
+	}
 	if s.push, err = pushsvc.New(pool, pushsvc.Config{
-		Schema: cfg.Schema, Clock: cfg.Clock, Gate: epochs, Events: sink, Logger: cfg.Logger,
+		Schema: cfg.Schema, Versions: versions, Clock: cfg.Clock, Gate: epochs, Events: sink, Logger: cfg.Logger,
 		MaxOperations: cfg.MaxOperations, MaxBatchOperations: cfg.MaxBatchOperations,
 		MaxWaiting: cfg.MaxWaiting, MaxWait: cfg.MaxWait, MaxCascade: cfg.MaxCascade,
 		Validators: cfg.Validators, ValidateCommit: cfg.ValidateCommit, PlanReactions: cfg.PlanReactions,
@@ -99,7 +103,7 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 	}
 	urls, _ := cfg.SegmentURLs.(segment.URLVerifier)
 	if s.pull, err = pullsvc.New(pool, pullsvc.Config{
-		Schema: cfg.Schema, Clock: cfg.Clock, Gate: epochs, Events: sink, Logger: cfg.Logger,
+		Schema: cfg.Schema, Versions: versions, Clock: cfg.Clock, Gate: epochs, Events: sink, Logger: cfg.Logger,
 		InlineSegmentMaxBytes: cfg.InlineSegmentMaxBytes, Segments: segments, URLs: cfg.SegmentURLs,
 		MaxSubscriptions: cfg.MaxSubscriptions, MaxScopeValues: cfg.MaxScopeValues,
 		CatchUpChanges: cfg.CatchUpChanges, ImageDir: cfg.ImageDir,
@@ -121,7 +125,7 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 		}
 	}
 	rounds, err := round.New(round.Config{
-		Schema: cfg.Schema, Push: s.push, Pull: s.pull, Gate: epochs, Leases: s.leases, Events: sink, Logger: cfg.Logger,
+		Schema: cfg.Schema, Versions: versions, Push: s.push, Pull: s.pull, Gate: epochs, Leases: s.leases, Events: sink, Logger: cfg.Logger,
 		ResolveScopes: cfg.ResolveScopes, Segments: segments, URLs: urls,
 	})
 	if err != nil {
@@ -138,7 +142,7 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 	routes.Handle("/", requests)
 	if !cfg.DisableRealtime {
 		if s.hub, err = realtime.New(pool, realtime.Config{
-			Options: cfg.Realtime, Schema: cfg.Schema, Rounds: rounds, Gate: epochs, Authenticate: cfg.Authenticate,
+			Options: cfg.Realtime, Schema: cfg.Schema, Versions: versions, Rounds: rounds, Gate: epochs, Authenticate: cfg.Authenticate,
 			MaxRequestBytes: cfg.MaxRequestBytes, Events: sink, Clock: cfg.Clock, Logger: cfg.Logger,
 		}); err != nil {
 			return nil, err

@@ -29,6 +29,7 @@ select a.locked::boolean as locked,
        a.outcome_details::text[] as outcome_details,
        a.outcome_recorded::bigint[] as outcome_recorded,
        a.outcome_ids::uuid[] as outcome_ids,
+       a.outcome_versions::integer[] as outcome_versions,
        a.row_ords::integer[] as row_ords,
        a.row_versions::bigint[] as row_versions,
        a.row_payloads::bytea[] as row_payloads,
@@ -44,7 +45,7 @@ select a.locked::boolean as locked,
          p_parent_tables => $9::text[], p_parent_rows => $10::text[], p_reached_tables => $11::text[])
        as a(locked, oversized, log_epoch, epoch_required, schema_version, pending_projection, max_commit_seq, horizon_seq,
             client_actors, outcome_ords, outcome_statuses, outcome_seqs, outcome_results, outcome_details,
-            outcome_recorded, outcome_ids, row_ords, row_versions, row_payloads, row_column_versions,
+            outcome_recorded, outcome_ids, outcome_versions, row_ords, row_versions, row_payloads, row_column_versions,
             tombstone_ords, tombstone_seqs, single_tables, parent_ords)
 `
 
@@ -79,6 +80,7 @@ type PushAdmitRow struct {
 	OutcomeDetails    []string
 	OutcomeRecorded   []int64
 	OutcomeIds        []pgtype.UUID
+	OutcomeVersions   []int32
 	RowOrds           []int32
 	RowVersions       []int64
 	RowPayloads       [][]byte
@@ -131,6 +133,7 @@ func (q *Queries) PushAdmit(ctx context.Context, arg PushAdmitParams) (PushAdmit
 		&i.OutcomeDetails,
 		&i.OutcomeRecorded,
 		&i.OutcomeIds,
+		&i.OutcomeVersions,
 		&i.RowOrds,
 		&i.RowVersions,
 		&i.RowPayloads,
@@ -218,24 +221,25 @@ func (q *Queries) PushAppend(ctx context.Context, arg PushAppendParams) (int64, 
 
 const PushRecordOutcomes = `-- name: PushRecordOutcomes :exec
 select syncpg.sync_record_outcomes(
-         p_partition => $1::text, p_now => $2::bigint,
-         p_client_ids => $3::text[], p_commit_ids => $4::text[], p_statuses => $5::smallint[],
-         p_commit_seqs => $6::bigint[], p_results => $7::bytea[], p_details => $8::text[], p_outcome_ids => $9::uuid[],
-         p_new_clients => $10::text[], p_new_actors => $11::text[])
+         p_partition => $1::text, p_now => $2::bigint, p_schema_version => $3::integer,
+         p_client_ids => $4::text[], p_commit_ids => $5::text[], p_statuses => $6::smallint[],
+         p_commit_seqs => $7::bigint[], p_results => $8::bytea[], p_details => $9::text[], p_outcome_ids => $10::uuid[],
+         p_new_clients => $11::text[], p_new_actors => $12::text[])
 `
 
 type PushRecordOutcomesParams struct {
-	Partition  string
-	Now        int64
-	ClientIds  []string
-	CommitIds  []string
-	Statuses   []int16
-	CommitSeqs []int64
-	Results    [][]byte
-	Details    []string
-	OutcomeIds []pgtype.UUID
-	NewClients []string
-	NewActors  []string
+	Partition     string
+	Now           int64
+	SchemaVersion int32
+	ClientIds     []string
+	CommitIds     []string
+	Statuses      []int16
+	CommitSeqs    []int64
+	Results       [][]byte
+	Details       []string
+	OutcomeIds    []pgtype.UUID
+	NewClients    []string
+	NewActors     []string
 }
 
 // PushRecordOutcomes records outcomes and binds new clients to their actor.
@@ -246,6 +250,7 @@ func (q *Queries) PushRecordOutcomes(ctx context.Context, arg PushRecordOutcomes
 	_, err := q.db.Exec(ctx, PushRecordOutcomes,
 		arg.Partition,
 		arg.Now,
+		arg.SchemaVersion,
 		arg.ClientIds,
 		arg.CommitIds,
 		arg.Statuses,

@@ -117,11 +117,12 @@ create table syncpg.sync_push_results (
   details          text,
   recorded_at_ms   bigint not null,
   outcome_id       uuid not null,
+  schema_version   integer not null,
   primary key (partition, client_id, client_commit_id),
   check ((status = 1) = (commit_seq is not null))
 );
 comment on table syncpg.sync_push_results is
-  'The outcome of every pushed commit (§2.3): status 1 applied, 3 rejected; results are wire records independent of the wire version; outcome_id tells a replay from the first answer.';
+  'The outcome of every pushed commit (§2.3): status 1 applied, 3 rejected; results are wire records independent of the wire version; outcome_id tells a replay from the first answer; schema_version is that of the rows in results.';
 
 create table syncpg.sync_clients (
   partition     text collate "C" not null,

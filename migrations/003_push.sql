@@ -165,7 +165,7 @@ comment on function syncpg.sync_lock_tables(text[]) is
   'Returns those of the app tables named in p_tables whose operations need a statement each (sync_writes_singly); the answer holds until the transaction ends. Body generated from the installed schema. Locks: the tables named, ROW EXCLUSIVE.';
 
 create function syncpg.sync_find_outcomes(p_partition text, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[])
-returns table (ord integer, status smallint, commit_seq bigint, results bytea, details text, recorded_at_ms bigint, outcome_id uuid)
+returns table (ord integer, status smallint, commit_seq bigint, results bytea, details text, recorded_at_ms bigint, outcome_id uuid, schema_version integer)
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -174,10 +174,10 @@ as $$
 #variable_conflict use_column
 begin
   return query
-  select k.ord::integer, r.status, r.commit_seq, r.results, r.details, r.recorded_at_ms, r.outcome_id
+  select k.ord::integer, r.status, r.commit_seq, r.results, r.details, r.recorded_at_ms, r.outcome_id, r.schema_version
     from unnest(p_commit_clients, p_commit_ids) with ordinality as k(client, commit_id, ord)
     cross join lateral (
-      select o.status, o.commit_seq, o.results, o.details, o.recorded_at_ms, o.outcome_id
+      select o.status, o.commit_seq, o.results, o.details, o.recorded_at_ms, o.outcome_id, o.schema_version
         from syncpg.sync_push_results as o
        where o.partition = p_partition
          and o.client_id = p_client_ids[k.client]
@@ -202,7 +202,7 @@ returns table (
   max_commit_seq bigint, horizon_seq bigint,
   client_actors text[],
   outcome_ords integer[], outcome_statuses smallint[], outcome_seqs bigint[], outcome_results bytea[],
-  outcome_details text[], outcome_recorded bigint[], outcome_ids uuid[],
+  outcome_details text[], outcome_recorded bigint[], outcome_ids uuid[], outcome_versions integer[],
   row_ords integer[], row_versions bigint[], row_payloads bytea[], row_column_versions text[],
   tombstone_ords integer[], tombstone_seqs bigint[],
   single_tables text[], parent_ords integer[])
@@ -218,10 +218,10 @@ begin
   loop
     select array_agg(o.ord), array_agg(o.status), array_agg(coalesce(o.commit_seq, 0)),
            array_agg(o.results) filter (where o.bytes <= p_max_bytes),
-           array_agg(coalesce(o.details, '')), array_agg(o.recorded_at_ms), array_agg(o.outcome_id),
+           array_agg(coalesce(o.details, '')), array_agg(o.recorded_at_ms), array_agg(o.outcome_id), array_agg(o.schema_version),
            coalesce(bool_or(o.bytes > p_max_bytes), false)
       into outcome_ords, outcome_statuses, outcome_seqs, outcome_results,
-           outcome_details, outcome_recorded, outcome_ids, oversized
+           outcome_details, outcome_recorded, outcome_ids, outcome_versions, oversized
       from (select f.*, sum(octet_length(f.results)) over (rows unbounded preceding) as bytes
               from syncpg.sync_find_outcomes(p_partition, p_client_ids, p_commit_clients, p_commit_ids) as f) as o;
     exit when locked or coalesce(cardinality(outcome_ords), 0) = cardinality(p_commit_ids);
@@ -357,7 +357,7 @@ comment on function syncpg.sync_append_commits(text, bigint, bigint, integer, te
   'Appends commits to the log under consecutive seqs after p_base_seq: commit rows, changes, scope index, tombstones (p_tombstone_*) and their removal (p_cleared_*). A change version of 0 stands for none (a delete). Returns the new newest seq. The caller holds the partition lock; SQLSTATE SY002 when the log is not at p_base_seq, SY001 from the writer fence.';
 
 create function syncpg.sync_record_outcomes(
-  p_partition text, p_now bigint,
+  p_partition text, p_now bigint, p_schema_version integer,
   p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[],
   p_results bytea[], p_details text[], p_outcome_ids uuid[],
   p_new_clients text[], p_new_actors text[])
@@ -387,14 +387,14 @@ begin
   end if;
 
   insert into syncpg.sync_push_results
-    (partition, client_id, client_commit_id, status, commit_seq, results, details, recorded_at_ms, outcome_id)
-  select p_partition, o.client_id, o.commit_id, o.status, nullif(o.commit_seq, 0), o.results, nullif(o.details, ''), p_now, o.outcome_id
+    (partition, client_id, client_commit_id, status, commit_seq, results, details, recorded_at_ms, outcome_id, schema_version)
+  select p_partition, o.client_id, o.commit_id, o.status, nullif(o.commit_seq, 0), o.results, nullif(o.details, ''), p_now, o.outcome_id, p_schema_version
     from unnest(p_client_ids, p_commit_ids, p_statuses, p_commit_seqs, p_results, p_details, p_outcome_ids)
          as o(client_id, commit_id, status, commit_seq, results, details, outcome_id);
 end
 $$;
-comment on function syncpg.sync_record_outcomes(text, bigint, text[], text[], smallint[], bigint[], bytea[], text[], uuid[], text[], text[]) is
-  'Records outcomes (a seq of 0 and details of '''' stand for none), and binds clients seen for the first time to their actor (§1.5). The first outcome of a commit stands: SQLSTATE 23505 when there is one, SY003 when a client belongs to another actor. The caller holds the partition lock.';
+comment on function syncpg.sync_record_outcomes(text, bigint, integer, text[], text[], smallint[], bigint[], bytea[], text[], uuid[], text[], text[]) is
+  'Records outcomes, whose rows are of p_schema_version (a seq of 0 and details of '''' stand for none), and binds clients seen for the first time to their actor (§1.5). The first outcome of a commit stands: SQLSTATE 23505 when there is one, SY003 when a client belongs to another actor. The caller holds the partition lock.';
 
 revoke execute on all functions in schema syncpg from public;
 
@@ -419,7 +419,7 @@ begin
   end loop;
 end
 $$;
-drop function syncpg.sync_record_outcomes(text, bigint, text[], text[], smallint[], bigint[], bytea[], text[], uuid[], text[], text[]);
+drop function syncpg.sync_record_outcomes(text, bigint, integer, text[], text[], smallint[], bigint[], bytea[], text[], uuid[], text[], text[]);
 drop function syncpg.sync_append_commits(text, bigint, bigint, integer, text[], text[], text[], integer[], integer[], integer[], text[], text[], smallint[], bigint[], bytea[], integer[], text[], integer[], text[], text[], text[], text[]);
 drop function syncpg.sync_admit_push(text, bigint, text[], integer[], text[], text[], text[], bigint, text[], text[], text[]);
 drop function syncpg.sync_find_outcomes(text, text[], integer[], text[]);

@@ -107,7 +107,7 @@ var rows = map[int]string{
 	insert into syncpg.sync_commits (partition, commit_seq, client_id, client_commit_id, actor_id, created_at_ms, change_count) values ('p', 1, 'c', 'k', 'a', 1, 1);
 	insert into syncpg.sync_changes (partition, commit_seq, change_index, table_name, row_id, op, row_version, scopes, payload) values ('p', 1, 0, 't', 'r', 1, 1, '{v=1}', '');
 	insert into syncpg.sync_change_scopes (partition, table_name, scope_key, commit_seq) values ('p', 't', 'v=1', 1);
-	insert into syncpg.sync_push_results (partition, client_id, client_commit_id, status, commit_seq, results, recorded_at_ms, outcome_id) values ('p', 'c', 'k', 1, 1, '', 1, gen_random_uuid());
+	insert into syncpg.sync_push_results (partition, client_id, client_commit_id, status, commit_seq, results, recorded_at_ms, outcome_id, schema_version) values ('p', 'c', 'k', 1, 1, '', 1, gen_random_uuid(), 1);
 	insert into syncpg.sync_clients (partition, client_id, actor_id, created_at_ms, updated_at_ms) values ('p', 'c', 'a', 1, 1);
 	insert into syncpg.sync_tombstones (partition, table_name, row_id, commit_seq) values ('p', 't', 'r', 1);
 	insert into syncpg.sync_blob_refs (partition, table_name, row_id, blob_id) values ('p', 't', 'r', 'b');

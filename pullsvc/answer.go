@@ -18,6 +18,7 @@ func (p *Pull) readWindows(results pgx.BatchResults, subs []*subscription) error
 	defer rows.Close()
 	c, scopes := newCells(rows), interned{}
 	var w windowWriter
+	var buf []byte // for rows of an older schema version
 	for c.next(rows) {
 		sub, err := taken(subs, c.integer(0))
 		if err != nil {
@@ -40,7 +41,14 @@ func (p *Pull) readWindows(results pgx.BatchResults, subs []*subscription) error
 		if err := w.commit(seq, c.integer(2), c.text(3)); err != nil {
 			return err
 		}
-		w.sub.frames = w.frame.AppendChange(w.sub.frames, 0, string(c.text(4)), ssp2.Op(c.integer(5)), c.integer(6), scopes.texts(c, 7), c.bytes(8))
+		row := c.bytes(8)
+		if sub.as.rows != nil && row != nil {
+			if row, err = sub.as.row(buf, row); err != nil {
+				return err
+			}
+			buf = row
+		}
+		w.sub.frames = w.frame.AppendChange(w.sub.frames, 0, string(c.text(4)), ssp2.Op(c.integer(5)), c.integer(6), scopes.texts(c, 7), row)
 		w.changes++
 	}
 	if err := rows.Err(); err != nil {

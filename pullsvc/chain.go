@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/syncpg/syncpg/pullsvc/segment"
-	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
@@ -179,7 +178,7 @@ func (sh *shared) adopt(s *Service, key chainKey, sub *subscription, sc *scan, p
 func (s *Service) newChain(key chainKey, sub *subscription) *chain {
 	return &chain{
 		s: s, key: key, pin: -1, changed: make(chan struct{}),
-		sub: subscription{req: &ssp2.Subscription{ID: "segments"}, table: sub.table, scopes: sub.scopes, values: sub.values, driver: sub.driver, pages: math.MaxInt32},
+		sub: subscription{req: &ssp2.Subscription{ID: "segments"}, table: sub.table, as: sub.as, scopes: sub.scopes, values: sub.values, driver: sub.driver, pages: math.MaxInt32},
 	}
 }
 
@@ -459,7 +458,7 @@ func (p *Pull) chainKey(sub *subscription, media ssp2.MediaType) chainKey {
 	key := chainKey{
 		Key: segment.Key{
 			Partition: p.req.Partition, LogEpoch: p.LogEpoch, Table: sub.table.Name, MediaType: media,
-			SchemaVersion: p.s.schema.Version, ScopeDigest: ssp2.ScopeDigest(sub.effective),
+			SchemaVersion: p.version, ScopeDigest: ssp2.ScopeDigest(sub.effective),
 		},
 		rows: int64(p.pageRows),
 	}
@@ -482,13 +481,11 @@ func (p *Pull) probeKey(sub *subscription) chainKey {
 
 // lane is what a client is given of a large scope, from its start on (§5.3).
 func (p *Pull) lane(sub *subscription) ssp2.MediaType {
-	if p.req.Header.Accept&ssp2.AcceptSQLite == 0 || !p.s.hasImage(sub.table) {
+	if p.req.Header.Accept&ssp2.AcceptSQLite == 0 || !p.s.images[sub.as.table] {
 		return ssp2.MediaRows
 	}
 	return ssp2.MediaSQLite
 }
-
-func (s *Service) hasImage(t *schema.Table) bool { return s.images[t.Index] }
 
 // shares says whether segments of others may answer the client.
 func (p *Pull) shares() bool {

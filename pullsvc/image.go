@@ -24,9 +24,9 @@ func (c *chain) image(ctx context.Context) error {
 	var file *image.File
 	err := p.flush(ctx, work{stream: &sub, rows: math.MaxInt32, bytes: math.MaxInt32, all: func(rows iter.Seq2[ssp2.SegmentRow, error]) (err error) {
 		file, err = image.Build(ctx, image.Spec{
-			Table: sub.table, SchemaVersion: c.key.SchemaVersion, AsOfCommitSeq: p.gate.MaxCommitSeq,
+			Table: sub.as.table, SchemaVersion: c.key.SchemaVersion, AsOfCommitSeq: p.gate.MaxCommitSeq,
 			ScopeDigest: c.key.ScopeDigest, Dir: c.s.imageDir,
-		}, rows)
+		}, sub.as.all(rows))
 		return err
 	}}, func() error { return nil })
 	if file != nil {
@@ -87,6 +87,26 @@ func segmentRows(rows pgx.Rows) iter.Seq2[ssp2.SegmentRow, error] {
 		}
 		if err != nil {
 			yield(ssp2.SegmentRow{}, fmt.Errorf("reading rows: %w", err))
+		}
+	}
+}
+
+// all returns stored rows as they are sent. A row is valid until the next.
+func (l *layout) all(rows iter.Seq2[ssp2.SegmentRow, error]) iter.Seq2[ssp2.SegmentRow, error] {
+	if l.rows == nil {
+		return rows
+	}
+	return func(yield func(ssp2.SegmentRow, error) bool) {
+		var buf []byte
+		for row, err := range rows {
+			if err == nil && row.Row != nil {
+				if buf, err = l.row(buf, row.Row); err == nil {
+					row.Row = buf
+				}
+			}
+			if !yield(row, err) || err != nil {
+				return
+			}
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package pullsvc
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -38,8 +39,10 @@ type Pull struct {
 
 	s        *Service
 	req      Request
-	changes  int32 // limitCommits, clamped
-	pageRows int32 // limitSnapshotRows, clamped
+	version  int32        // schema version of the client
+	view     *schema.View // of the newest version in that; nil: it is the newest
+	changes  int32        // limitCommits, clamped
+	pageRows int32        // limitSnapshotRows, clamped
 	subs     []*subscription
 	gate     gateRow  // as of the newest read
 	chains   []*chain // that subscriptions use
@@ -60,10 +63,30 @@ const (
 	modeRevoked
 )
 
+// layout is how rows of a table are sent.
+type layout struct {
+	version int32
+	table   *schema.Table    // of that version
+	rows    *ssp2.Projection // what turns stored rows into it; nil: they are sent as they are
+}
+
+// row returns a stored row as it is sent. It may use the memory of buf.
+func (l *layout) row(buf, stored []byte) ([]byte, error) {
+	if l.rows == nil || stored == nil {
+		return stored, nil
+	}
+	row, err := l.rows.AppendRow(buf[:0], stored)
+	if err != nil {
+		return nil, encoding(err)
+	}
+	return row, nil
+}
+
 // subscription is one subscription and what it is answered with.
 type subscription struct {
 	req       *ssp2.Subscription
 	table     *schema.Table
+	as        layout          // how the client has its rows
 	effective scope.Requested // nil when revoked
 	// scopes is the JSON of the effective scopes, without the values that no row
 	// can have; "" when that leaves a variable without any, so that no row matches.
@@ -107,8 +130,10 @@ func (s *Service) newPull(req Request) *Pull {
 		changes:  clamp(req.Header.LimitCommits, defaultChanges, maxChanges),
 		pageRows: clamp(req.Header.LimitSnapshotRows, defaultPageRows, maxPageRows),
 		subs:     make([]*subscription, len(req.Subscriptions)),
-		list:     subscriptionList(req.Subscriptions),
 	}
+	p.version = cmp.Or(req.SchemaVersion, s.schema.Version)
+	p.view = s.versions.View(s.schema.Version, p.version)
+	p.list = subscriptionList(p.version, req.Subscriptions)
 	digest := sha256.Sum256(p.list)
 	p.digest = digest[:]
 	for i := range req.Subscriptions {
@@ -120,6 +145,8 @@ func (s *Service) newPull(req Request) *Pull {
 func (p *Pull) newSubscription(req *ssp2.Subscription) *subscription {
 	sub := &subscription{req: req, pages: clamp(p.req.Header.MaxSnapshotPages, defaultPages, maxPages)}
 	sub.table, _ = p.s.schema.Table(req.Table)
+	sub.as.version = p.version
+	sub.as.table, sub.as.rows = p.view.Rows(sub.table)
 	effective, active := p.req.Scopes.Grants.Effective(req.Scopes)
 	if !active {
 		sub.mode = modeRevoked

@@ -3,6 +3,7 @@ package pullsvc
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -22,14 +23,15 @@ const recordAge = time.Minute
 const maxAttempts = 4
 
 // subscriptionList renders the subscriptions of a pull as the client's record keeps
-// them for realtime (§8.1): a JSON array of id, table and requested scopes.
-func subscriptionList(subs []ssp2.Subscription) []byte {
+// them for realtime (§8.1): a JSON array of id, schema version, table and requested scopes.
+func subscriptionList(version int32, subs []ssp2.Subscription) []byte {
 	b := []byte{'['}
 	for i := range subs {
 		if i > 0 {
 			b = append(b, ',')
 		}
 		b = ssp2.AppendJSONString(append(b, `{"id":`...), subs[i].ID)
+		b = strconv.AppendInt(append(b, `,"schemaVersion":`...), int64(version), 10)
 		b = ssp2.AppendJSONString(append(b, `,"table":`...), subs[i].Table)
 		b = ssp2.AppendCanonicalScopes(append(b, `,"scopes":`...), subs[i].Scopes)
 		b = append(b, '}')

@@ -48,6 +48,8 @@ type scan struct {
 	values []string // of the driving variable within scopes, in scan order
 	stream pgtx.Statement
 	header ssp2.SegmentHeader
+	as     layout
+	buf    []byte // for rows of an older schema version
 	rows   int64
 	bytes  int64
 
@@ -72,7 +74,8 @@ func (s *Service) newScan(sub *subscription, rows int64) *scan {
 	return &scan{
 		table: sub.table, scopes: sub.scopes, values: sub.values, rows: rows, bytes: s.bufferBytes,
 		stream: s.streams[sub.table.Index][sub.driver],
-		header: ssp2.SegmentHeader{Table: sub.table.Name, SchemaVersion: s.schema.Version, Columns: sub.table.Wire},
+		header: ssp2.SegmentHeader{Table: sub.table.Name, SchemaVersion: sub.as.version, Columns: sub.as.table.Wire},
+		as:     sub.as,
 	}
 }
 
@@ -127,7 +130,14 @@ func (sc *scan) add(value int64, rowID []byte, version int64, payload []byte) (e
 			return err
 		}
 	}
-	if sc.open.inline, err = sc.segment.AppendRow(sc.open.inline, version, payload); err != nil {
+	row := payload
+	if sc.as.rows != nil {
+		if row, err = sc.as.row(sc.buf, payload); err != nil {
+			return err
+		}
+		sc.buf = row
+	}
+	if sc.open.inline, err = sc.segment.AppendRow(sc.open.inline, version, row); err != nil {
 		return encoding(err)
 	}
 	sc.value, sc.rowID = value, append(sc.rowID[:0], rowID...)

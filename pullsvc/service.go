@@ -1,6 +1,7 @@
 package pullsvc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,8 +43,11 @@ const (
 
 // Config configures a Service. Only Schema is required.
 type Config struct {
-	// Schema is the schema version served.
+	// Schema is the newest schema version served, the installed one.
 	Schema *schema.Schema
+	// Versions are the schema versions served, of which Schema is the newest. Default:
+	// Schema alone.
+	Versions *schema.Versions
 	// Clock gives the time of client records. Default time.Now.
 	Clock func() time.Time
 	// Gate is shared with the other services of a server. Default one of its own.
@@ -86,6 +90,7 @@ type Config struct {
 type Service struct {
 	pool             *pgxpool.Pool
 	schema           *schema.Schema
+	versions         *schema.Versions
 	clock            func() time.Time
 	gate             *gate.Gate
 	maxSubscriptions int
@@ -93,8 +98,8 @@ type Service struct {
 	segments         segment.Store
 	urls             segment.URLSigner
 	shared           *shared
-	catchUp          int32  // negative: off
-	images           []bool // by table: there are images of it
+	catchUp          int32                  // negative: off
+	images           map[*schema.Table]bool // of each version: there are images of it
 	imageDir         string
 	inlineMax        int
 	bufferBytes      int64
@@ -120,8 +125,12 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 	case cfg.BufferBytes < 0:
 		return nil, fmt.Errorf("pullsvc: Config.BufferBytes is %d; it must be positive, or 0 for the default of %d", cfg.BufferBytes, DefaultBufferBytes)
 	}
+	versions, err := schema.VersionsOf(cfg.Versions, cfg.Schema)
+	if err != nil {
+		return nil, fmt.Errorf("pullsvc: Config.Versions: %w", err)
+	}
 	s := &Service{
-		pool: pool, schema: cfg.Schema, clock: cfg.Clock, gate: cfg.Gate,
+		pool: pool, schema: cfg.Schema, versions: versions, clock: cfg.Clock, gate: cfg.Gate,
 		maxSubscriptions: cfg.MaxSubscriptions, maxScopeValues: cfg.MaxScopeValues, segments: cfg.Segments,
 		inlineMax: cfg.InlineSegmentMaxBytes, bufferBytes: int64(cfg.BufferBytes), log: cfg.Logger,
 	}
@@ -134,8 +143,11 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 	}
 	s.urls, s.shared = cfg.URLs, newShared()
 	s.catchUp, s.imageDir = int32(max(cfg.CatchUpChanges, -1)), cfg.ImageDir
-	for _, t := range cfg.Schema.Tables {
-		s.images = append(s.images, image.Check(t) == nil)
+	s.images = map[*schema.Table]bool{}
+	for v := range versions.All() {
+		for _, t := range v.Tables {
+			s.images[t] = image.Check(t) == nil
+		}
 	}
 	if s.clock == nil {
 		s.clock = time.Now
@@ -171,7 +183,9 @@ type Request struct {
 	Actor       string
 	ClientID    string
 	WireVersion ssp2.WireVersion
-	LogEpoch    *string
+	// SchemaVersion is that of the rows in the answer. 0: the newest.
+	SchemaVersion int32
+	LogEpoch      *string
 	// Scopes is what the host's resolver said, once for the whole request (§3.2).
 	Scopes        scope.Resolution
 	Header        ssp2.PullHeader
@@ -186,7 +200,7 @@ type Request struct {
 }
 
 // Validate checks what a request must satisfy before anything else is done with
-// it (§1.7): accept bits, number and ids of subscriptions, their tables, scope keys
+// it (§1.7): a schema version that is served, accept bits, number and ids of subscriptions, their tables, scope keys
 // and number of scope values. Errors are *ssp2.Error.
 func (s *Service) Validate(req Request) error {
 	if err := gate.CheckClientID(req.ClientID); err != nil {
@@ -198,6 +212,10 @@ func (s *Service) Validate(req Request) error {
 	if n := len(req.Subscriptions); n > s.maxSubscriptions {
 		return ssp2.Errorf(ssp2.CodeInvalidSubscription, "the request has %d subscriptions and this server takes %d at a time", n, s.maxSubscriptions)
 	}
+	served, ok := s.versions.Schema(cmp.Or(req.SchemaVersion, s.schema.Version))
+	if !ok {
+		return ssp2.Errorf(ssp2.CodeClientSchemaUnsupported, "the schema version %d is not served", req.SchemaVersion)
+	}
 	ids := make(map[string]struct{}, len(req.Subscriptions))
 	values := 0
 	for i := range req.Subscriptions {
@@ -206,7 +224,7 @@ func (s *Service) Validate(req Request) error {
 			return ssp2.Errorf(ssp2.CodeInvalidSubscription, "the subscription id %.64q occurs twice", sub.ID)
 		}
 		ids[sub.ID] = struct{}{}
-		table, ok := s.schema.Table(sub.Table)
+		table, ok := served.Table(sub.Table)
 		if !ok {
 			return ssp2.Errorf(ssp2.CodeUnknownTable, "the subscription %.64q names the table %.64q, which the schema does not have", sub.ID, sub.Table)
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/syncpg/syncpg/internal/pgtx"
 	"github.com/syncpg/syncpg/internal/trace"
 	"github.com/syncpg/syncpg/reaction"
+	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
@@ -33,6 +34,12 @@ type request struct {
 	bytes      int           // of payload
 	done       chan struct{} // closed when resp or err is final
 	answered   bool
+	// pushed turns payloads into rows of the newest schema version, whose layout is schema;
+	// nil when it is the newest itself.
+	pushed *schema.View
+	schema *schema.Schema
+	// versions are those of the service.
+	versions *schema.Versions
 	// trusted says that host code made it (SEMANTICS §5): it knows no log epoch, and
 	// columns that it leaves out of a new row are NULL.
 	trusted bool
@@ -46,8 +53,12 @@ type request struct {
 	noted   []events.Event // to tell when it is answered
 }
 
-func newRequest(ctx context.Context, req Request) *request {
-	r := &request{Request: req, ctx: ctx, done: make(chan struct{})}
+func (s *Service) newRequest(ctx context.Context, req Request) *request {
+	r := &request{Request: req, ctx: ctx, done: make(chan struct{}), schema: s.schema, versions: s.versions}
+	if v := req.SchemaVersion; v != 0 && v != s.schema.Version {
+		r.schema, _ = s.versions.Schema(v) // validated before
+		r.pushed = s.versions.View(v, s.schema.Version)
+	}
 	for i := range req.Commits {
 		r.operations += len(req.Commits[i].Operations)
 		for j := range req.Commits[i].Operations {
@@ -284,6 +295,7 @@ func (t *transaction) read(row *db.PushAdmitRow, keys []rowKey) error {
 		c.known = true
 		c.outcome = storedOutcome(row.OutcomeStatuses[i], row.OutcomeSeqs[i], row.OutcomeResults[i], row.OutcomeDetails[i])
 		c.outcome.id, c.outcome.recordedAtMs = row.OutcomeIds[i], row.OutcomeRecorded[i]
+		c.outcome.schemaVersion = row.OutcomeVersions[i]
 	}
 	for i, ord := range row.RowOrds {
 		versions, err := parseVersions(row.RowColumnVersions[i])

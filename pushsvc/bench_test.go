@@ -31,7 +31,7 @@ const (
 	floorChange = `insert into syncpg.sync_changes select $1, $2 + 1 + (k.ord - 1) / $3, (k.ord - 1) % $3, 'notes', k.id, 1, 1, '{project_id=pr1}', k.payload
 		from unnest($4::text[], $5::bytea[]) with ordinality as k(id, payload, ord)`
 	floorScope   = `insert into syncpg.sync_change_scopes select $1, 'notes', 'project_id=pr1', $2 + i from generate_series(1, $3::int) as i`
-	floorOutcome = `insert into syncpg.sync_push_results select $1, $2, k.id, 1, $3 + k.ord, k.results, null, $4, gen_random_uuid()
+	floorOutcome = `insert into syncpg.sync_push_results select $1, $2, k.id, 1, $3 + k.ord, k.results, null, $4, gen_random_uuid(), 1
 		from unnest($5::text[], $6::bytea[]) with ordinality as k(id, results, ord)`
 )
 

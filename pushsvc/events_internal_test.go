@@ -10,7 +10,7 @@ import (
 
 // It counts the allocations of the whole process, so it runs alone.
 func TestNoSinkAllocatesNothing(t *testing.T) { //nolint:paralleltest // see above
-	r := newRequest(t.Context(), Request{Commits: []ssp2.PushCommit{{ClientCommitID: "k", Operations: make([]ssp2.Operation, 1)}}})
+	r := new(Service).newRequest(t.Context(), Request{Commits: []ssp2.PushCommit{{ClientCommitID: "k", Operations: make([]ssp2.Operation, 1)}}})
 	r.begin()
 	r.commits[0].outcome = appliedOutcome(1, 1)
 	r.resp = &Response{}

@@ -219,7 +219,7 @@ func (f *flush) queueAdmit(p *db.PushAdmitParams, read func(pgx.Rows) error) {
 func (t *transaction) queueOutcomes(f *flush, commits []*commit) error {
 	n := len(commits)
 	p := db.PushRecordOutcomesParams{
-		Partition: t.partition, Now: t.now,
+		Partition: t.partition, Now: t.now, SchemaVersion: t.s.schema.Version,
 		ClientIds: make([]string, n), CommitIds: make([]string, n), Statuses: make([]int16, n), CommitSeqs: make([]int64, n),
 		Results: make([][]byte, n), Details: make([]string, n), OutcomeIds: make([]pgtype.UUID, n),
 		NewClients: []string{}, NewActors: []string{},
@@ -236,7 +236,7 @@ func (t *transaction) queueOutcomes(f *flush, commits []*commit) error {
 			p.NewClients, p.NewActors = append(p.NewClients, c.req.ClientID), append(p.NewActors, c.req.Actor)
 		}
 	}
-	f.add(statement{what: "recording outcomes", outcomes: true}, pushRecordOutcomes, p.Partition, p.Now, p.ClientIds, p.CommitIds, p.Statuses,
+	f.add(statement{what: "recording outcomes", outcomes: true}, pushRecordOutcomes, p.Partition, p.Now, p.SchemaVersion, p.ClientIds, p.CommitIds, p.Statuses,
 		p.CommitSeqs, pgtype.FlatArray[[]byte](p.Results), p.Details, pgtype.FlatArray[pgtype.UUID](p.OutcomeIds), p.NewClients, p.NewActors)
 	return nil
 }

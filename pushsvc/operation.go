@@ -136,7 +136,7 @@ func (t *transaction) stageOperation(ctx context.Context, o *operation) (*change
 // decide applies the protocol's rules to an operation.
 func (t *transaction) decide(o *operation) (*change, error) {
 	var ok bool
-	if o.table, ok = t.s.schema.Table(o.Table); !ok {
+	if o.table, ok = o.commit.req.table(t.s.schema, o.Table); !ok {
 		return nil, o.refuse(ssp2.CodeUnknownTable, "the schema has no such table")
 	}
 	o.key = rowKey{o.table.Index, o.RowID}
@@ -174,6 +174,9 @@ type incoming struct {
 	values  []ssp2.Value
 	// present marks the columns of a sparse row; nil means all.
 	present ssp2.Bitmap
+	// older is what turned a row of an older schema version into this one; nil when it came
+	// as it is.
+	older *ssp2.Projection
 }
 
 func (in *incoming) has(column int) bool { return in.present == nil || in.present.Has(column) }
@@ -196,6 +199,41 @@ func (in *incoming) writtenAfter(base int64, table *schema.Table, stored *rowSta
 
 func (r *request) sparse() bool { return r.WireVersion >= ssp2.WireV3 }
 
+// table returns a table that the client knows.
+func (r *request) table(newest *schema.Schema, name string) (*schema.Table, bool) {
+	t, ok := newest.Table(name)
+	if ok && r.pushed != nil {
+		_, ok = r.schema.Table(name)
+	}
+	return t, ok
+}
+
+// decode decodes the payload of an upsert to a table that the client knows. A row of an
+// older schema version is a sparse one: it says nothing of the columns that came later.
+func (r *request) decode(table *schema.Table, payload []byte) (*incoming, error) {
+	if r.pushed == nil {
+		return decodeIncoming(table, r.sparse(), payload)
+	}
+	own, ok := r.schema.Table(table.Name)
+	if !ok {
+		return nil, ssp2.Errorf(ssp2.CodeUnknownTable, "the schema has no such table")
+	}
+	in, err := decodeIncoming(own, r.sparse(), payload)
+	if err != nil {
+		return nil, err
+	}
+	_, rows := r.pushed.Rows(own)
+	if rows == nil {
+		return in, nil
+	}
+	in.older = rows
+	in.values, in.present = rows.Values(make([]ssp2.Value, 0, len(table.Columns)), in.values, in.present)
+	if in.present == nil {
+		in.payload, err = ssp2.AppendRow(nil, table.Wire, in.values)
+	}
+	return in, err
+}
+
 func decodeIncoming(table *schema.Table, sparse bool, payload []byte) (*incoming, error) {
 	in := &incoming{payload: payload}
 	var err error
@@ -215,7 +253,7 @@ func (o *operation) decodePayload() error {
 		in = o.commit.decoded[o.index]
 	}
 	if in == nil {
-		in, err = decodeIncoming(o.table, o.commit.req.sparse(), o.Payload)
+		in, err = o.commit.req.decode(o.table, o.Payload)
 	}
 	if err != nil {
 		message := "the payload does not decode"
@@ -346,16 +384,18 @@ func (o *operation) insert() (*change, error) {
 	return o.change(next), nil
 }
 
-// fillIn completes a new row of the host's code: what it left out is NULL, where it may be.
+// fillIn completes a new row: what the host's code left out is NULL, where it may be, and so
+// are the columns that an older schema version does not have.
 func (o *operation) fillIn() bool {
-	if !o.commit.req.trusted {
+	trusted := o.commit.req.trusted
+	if !trusted && o.in.older == nil {
 		return false
 	}
 	for col, c := range o.table.Columns {
 		if o.in.has(col) {
 			continue
 		}
-		if !c.Nullable {
+		if !c.Nullable || !trusted && o.in.older.Has(col) {
 			return false
 		}
 		o.in.values[col] = ssp2.Value{Null: true}

@@ -1,9 +1,11 @@
 package pushsvc
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -21,6 +23,8 @@ type outcome struct {
 	// Of its record, if it has one.
 	id           pgtype.UUID
 	recordedAtMs int64
+	// schemaVersion is that of the rows in results; 0: the newest.
+	schemaVersion int32
 }
 
 // opError is a terminating error result.
@@ -146,7 +150,7 @@ func (r *request) response() (*Response, error) {
 		if o == nil {
 			return nil, fmt.Errorf("commit %q was not answered", id)
 		}
-		result := ssp2.PushResult{ClientCommitID: id, Status: o.status, Results: o.results}
+		result := ssp2.PushResult{ClientCommitID: id, Status: o.status, Results: r.results(c)}
 		if o.status == ssp2.PushApplied {
 			seq := o.seq
 			result.CommitSeq = &seq
@@ -162,4 +166,68 @@ func (r *request) response() (*Response, error) {
 		}
 	}
 	return resp, nil
+}
+
+// results returns the results of a commit with the rows of conflicts in the row codec of
+// the client's schema version (§6.3). They are stored in that of the newest version, so
+// that a replay can be answered whatever version the client, or the server, has come to.
+func (r *request) results(c *commit) []ssp2.OpResult {
+	o, own := c.outcome, false
+	from := cmp.Or(o.schemaVersion, r.versions.Newest().Version)
+	results := o.results
+	for i := range results {
+		if results[i].Status != ssp2.OpConflict || from == r.schema.Version {
+			continue
+		}
+		if !own {
+			results, own = slices.Clone(results), true
+		}
+		if !r.translate(c, from, &results[i]) {
+			results[i] = opError(int(results[i].OpIndex), ssp2.CodeVersionConflict,
+				"the row is not at the base version; its state then was recorded in a schema version that cannot be read any more")
+		}
+	}
+	return results
+}
+
+// translate turns row and columns of a conflict from one schema version into the
+// client's. It is false when they cannot be read: the version they were stored in is not
+// served any more and had other columns, or the commit is not the one that conflicted.
+func (r *request) translate(c *commit, from int32, result *ssp2.OpResult) bool {
+	if int(result.OpIndex) >= len(c.ops) {
+		return false
+	}
+	op := &c.ops[result.OpIndex]
+	stored, known := r.versions.Schema(from)
+	if !known {
+		stored = r.versions.Newest()
+	}
+	table, ok := stored.Table(op.Table)
+	if !ok {
+		return false
+	}
+	values, err := ssp2.DecodeRow(table.Wire, result.ServerRow, nil)
+	if err != nil {
+		return false
+	}
+	if id, ok := table.RowID(values); !ok || id != op.RowID {
+		return false
+	}
+	if stored == r.schema {
+		return true
+	}
+	to, rows := r.versions.View(stored.Version, r.schema.Version).Rows(table)
+	switch {
+	case to == nil:
+		return false
+	case rows == nil:
+		return true
+	}
+	if result.ServerRow, err = rows.AppendRow(nil, result.ServerRow); err != nil {
+		return false
+	}
+	if result.ConflictColumns != nil {
+		result.ConflictColumns = rows.Columns(result.ConflictColumns)
+	}
+	return true
 }

@@ -50,8 +50,8 @@ const load = `
 	select $1, 1 + i % 1000, i / 1000, 'notes', 'r' || i, 1, 1, '{project_id=pr1}', $3::bytea from generate_series(1, $2::int) as i;
 	insert into syncpg.sync_change_scopes (partition, table_name, scope_key, commit_seq)
 	select $1, 'notes', 'project_id=pr1', i from generate_series(1, 1000) as i;
-	insert into syncpg.sync_push_results (partition, client_id, client_commit_id, status, commit_seq, results, recorded_at_ms, outcome_id)
-	select $1, 'c1', 'loaded' || i, 1, i, '\x010100000000000000' || '\x01'::bytea, 1, gen_random_uuid() from generate_series(1, 1000) as i;
+	insert into syncpg.sync_push_results (partition, client_id, client_commit_id, status, commit_seq, results, recorded_at_ms, outcome_id, schema_version)
+	select $1, 'c1', 'loaded' || i, 1, i, '\x010100000000000000' || '\x01'::bytea, 1, gen_random_uuid(), 1 from generate_series(1, 1000) as i;
 	insert into syncpg.sync_tombstones (partition, table_name, row_id, commit_seq)
 	select $1, 'notes', 'dead' || i, 1 + i % 1000 from generate_series(1, $2::int / 10) as i;
 	insert into syncpg.sync_clients (partition, client_id, actor_id, created_at_ms, updated_at_ms) values ($1, 'c1', 'alice', 1, 1);

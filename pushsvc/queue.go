@@ -228,7 +228,7 @@ func (s *Service) serveSingly(r *request) {
 	for i := range r.Commits {
 		one := r.Request
 		one.Commits = r.Commits[i : i+1]
-		part := newRequest(r.ctx, one)
+		part := s.newRequest(r.ctx, one)
 		s.serve([]*request{part})
 		if part.err != nil || part.resp.Reset {
 			r.resp, r.err = part.resp, part.err

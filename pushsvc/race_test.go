@@ -479,7 +479,7 @@ func TestFirstOutcomeStands(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			k := c.commit(op)
 			hooks.onBatchEnd(func(*pgx.Conn, error) {
-				_, err := monitor.Exec(context.WithoutCancel(t.Context()), `insert into syncpg.sync_push_results values ($1, 'c1', $2, 3, null, $3, null, 1, gen_random_uuid())`, c.req.Partition, k.ClientCommitID, foreign)
+				_, err := monitor.Exec(context.WithoutCancel(t.Context()), `insert into syncpg.sync_push_results values ($1, 'c1', $2, 3, null, $3, null, 1, gen_random_uuid(), 1)`, c.req.Partition, k.ClientCommitID, foreign)
 				require.NoError(t, err)
 			})
 			result := c.send(t, k)[0]

@@ -124,7 +124,7 @@ func (t *transaction) askReferences(p *db.PushAdmitParams, written []bool) []row
 			if len(refs) == 0 {
 				continue
 			}
-			in, err := decodeIncoming(table, c.req.sparse(), op.Payload)
+			in, err := c.req.decode(table, op.Payload)
 			if err != nil {
 				continue // is refused in its place
 			}

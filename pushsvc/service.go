@@ -34,8 +34,11 @@ const (
 
 // Config configures a Service. Only Schema is required.
 type Config struct {
-	// Schema is the schema version served.
+	// Schema is the newest schema version served, the installed one.
 	Schema *schema.Schema
+	// Versions are the schema versions served, of which Schema is the newest. Default:
+	// Schema alone.
+	Versions *schema.Versions
 	// Clock gives the time of commits and outcomes. Default time.Now.
 	Clock func() time.Time
 	// MaxOperations caps the operations of one request (§6.1). Default 500.
@@ -79,6 +82,7 @@ type Config struct {
 type Service struct {
 	pool          *pgxpool.Pool
 	schema        *schema.Schema
+	versions      *schema.Versions
 	clock         func() time.Time
 	maxOperations int
 	gate          *gate.Gate
@@ -123,8 +127,12 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 	case cfg.MaxWaiting < 0 || cfg.MaxWait < 0:
 		return nil, errors.New("pushsvc: Config.MaxWaiting and Config.MaxWait must be positive, or 0 for their defaults")
 	}
+	versions, err := schema.VersionsOf(cfg.Versions, cfg.Schema)
+	if err != nil {
+		return nil, fmt.Errorf("pushsvc: Config.Versions: %w", err)
+	}
 	s := &Service{
-		pool: pool, schema: cfg.Schema, clock: cfg.Clock,
+		pool: pool, schema: cfg.Schema, versions: versions, clock: cfg.Clock,
 		maxOperations: cmp.Or(cfg.MaxOperations, DefaultMaxOperations), gate: cfg.Gate, log: cfg.Logger, committed: cfg.Committed,
 		validateCommit:     cfg.ValidateCommit,
 		planReactions:      cfg.PlanReactions,
@@ -185,7 +193,9 @@ type Request struct {
 	Actor       string
 	ClientID    string
 	WireVersion ssp2.WireVersion
-	LogEpoch    *string
+	// SchemaVersion is that of the payloads, and of the rows in the answer. 0: the newest.
+	SchemaVersion int32
+	LogEpoch      *string
 	// Scopes is what the host's resolver said, once for the whole request (§3.2).
 	Scopes  scope.Resolution
 	Commits []ssp2.PushCommit
@@ -206,10 +216,14 @@ type Response struct {
 }
 
 // Validate checks what a request must satisfy before anything else is done with
-// it (§1.7): the client id, no empty commit, the operation cap. Errors are *ssp2.Error.
+// it (§1.7): the client id, a schema version that is served, no empty commit, the operation
+// cap. Errors are *ssp2.Error.
 func (s *Service) Validate(req Request) error {
 	if err := gate.CheckClientID(req.ClientID); err != nil {
 		return err
+	}
+	if _, ok := s.versions.Schema(cmp.Or(req.SchemaVersion, s.schema.Version)); !ok {
+		return ssp2.Errorf(ssp2.CodeClientSchemaUnsupported, "the schema version %d is not served", req.SchemaVersion)
 	}
 	total := 0
 	for i := range req.Commits {
@@ -266,7 +280,7 @@ func (s *Service) Push(ctx context.Context, req Request) (*Response, error) {
 	if reset {
 		return &Response{Reset: true, LogEpoch: epoch.LogEpoch}, nil
 	}
-	return s.submit(ctx, newRequest(ctx, req))
+	return s.submit(ctx, s.newRequest(ctx, req))
 }
 
 // retryable says that the transaction met another one and may run again.

@@ -173,7 +173,7 @@ func (s *Service) trust(ctx context.Context, req ApplyRequest) (*request, error)
 			return nil, err
 		}
 	}
-	r := newRequest(ctx, push)
+	r := s.newRequest(ctx, push)
 	r.trusted = true
 	return r, nil
 }
@@ -192,11 +192,12 @@ func (s *Service) decided(r *request) (Applied, error) {
 		}
 		return a, nil
 	}
-	i := slices.IndexFunc(o.results, func(r ssp2.OpResult) bool { return r.Status != ssp2.OpApplied })
+	results := r.results(c)
+	i := slices.IndexFunc(results, func(r ssp2.OpResult) bool { return r.Status != ssp2.OpApplied })
 	if i < 0 {
 		return Applied{}, errors.New("pushsvc: a recorded rejection names no operation")
 	}
-	result := &o.results[i]
+	result := &results[i]
 	if ssp2.Code(result.Code) == ssp2.CodeIdempotencyCacheMiss { // no outcome
 		return Applied{}, ssp2.Errorf(ssp2.CodeIdempotencyCacheMiss, "%s", result.Message)
 	}

@@ -83,8 +83,11 @@ type Options struct {
 // Config is what a hub is made of. All but Options, Events, Clock and Logger is required.
 type Config struct {
 	Options
-	// Schema is the schema version served.
+	// Schema is the newest schema version served, the installed one.
 	Schema *schema.Schema
+	// Versions are the schema versions served, of which Schema is the newest. nil: Schema
+	// alone.
+	Versions *schema.Versions
 	// Rounds runs the rounds and asks the host's resolver.
 	Rounds Engine
 	// Gate is the one that Rounds uses.
@@ -119,6 +122,11 @@ func (c *Config) check(pool *pgxpool.Pool) error {
 			return fmt.Errorf("realtime: %s is nil", required.field)
 		}
 	}
+	versions, err := schema.VersionsOf(c.Versions, c.Schema)
+	if err != nil {
+		return fmt.Errorf("realtime: Config.Versions: %w", err)
+	}
+	c.Versions = versions
 	o := &c.Options
 	for _, n := range []struct {
 		field    string

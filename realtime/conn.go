@@ -66,6 +66,7 @@ type conn struct {
 	pings      sync.WaitGroup
 
 	wire       ssp2.WireVersion
+	version    int32 // schema version that deltas are in; 0: none, before a round tells it
 	epoch      string
 	acked      int64 // newest acknowledgement
 	observed   int64 // while suppressed: the acknowledgement that ends it

@@ -134,7 +134,7 @@ func (h *Hub) dispatch(p *partition, commit *fanout.Commit) {
 		p.key = g.hitKey(p.key[:0])
 		f := frames[string(p.key)]
 		if f == nil {
-			f = &frame{commit: commit, table: g.table.Name, changes: slices.Clone(g.hit)}
+			f = &frame{commit: commit, table: g.table.Name, of: g.table, changes: slices.Clone(g.hit)}
 			frames[string(p.key)] = f
 		}
 		g.hit = g.hit[:0]
@@ -158,8 +158,37 @@ func (h *Hub) dispatch(p *partition, commit *fanout.Commit) {
 	clear(p.found)
 }
 
-// encode returns the COMMIT frame, nil when it cannot be made.
-func (h *Hub) encode(f *frame) []byte {
+// encode returns the COMMIT frame in a schema version, nil when it cannot be made. It is
+// made once for all who have that version.
+func (h *Hub) encode(f *frame, version int32) []byte {
+	newest := h.cfg.Schema.Version
+	if version == newest {
+		return h.encodeAs(f, nil)
+	}
+	view := h.cfg.Versions.View(newest, version)
+	if view == nil {
+		return nil // not known, or not served
+	}
+	to, rows := view.Rows(f.of)
+	switch {
+	case to == nil:
+		return nil
+	case rows == nil:
+		return h.encodeAs(f, nil)
+	}
+	own := f.older[version]
+	if own == nil {
+		own = &frame{commit: f.commit, table: f.table, changes: f.changes}
+		if f.older == nil {
+			f.older = map[int32]*frame{}
+		}
+		f.older[version] = own
+	}
+	return h.encodeAs(own, rows)
+}
+
+// encodeAs makes a frame of projected rows; nil leaves them as they are.
+func (h *Hub) encodeAs(f *frame, rows *ssp2.Projection) []byte {
 	if f.bytes != nil || f.failed {
 		return f.bytes
 	}
@@ -173,11 +202,22 @@ func (h *Hub) encode(f *frame) []byte {
 		}
 	}
 	buf, w := ssp2.BeginCommitFrame(make([]byte, 0, size), f.commit.Seq, f.commit.CreatedAtMs, f.commit.ActorID, []string{f.table})
+	var row []byte
+	var err error
 	for _, i := range f.changes {
 		ch := &f.commit.Changes[i]
-		buf = w.AppendChange(buf, 0, ch.RowID, ch.Op, ch.RowVersion, ch.Scopes, ch.Payload)
+		payload := ch.Payload
+		if rows != nil && payload != nil {
+			if row, err = rows.AppendRow(row[:0], payload); err != nil {
+				break
+			}
+			payload = row
+		}
+		buf = w.AppendChange(buf, 0, ch.RowID, ch.Op, ch.RowVersion, ch.Scopes, payload)
 	}
-	buf, err := w.End(buf)
+	if err == nil {
+		buf, err = w.End(buf)
+	}
 	if err != nil {
 		f.failed = true
 		h.log.Error("encoding a delta failed", "seq", f.commit.Seq, "error", err.Error())
@@ -233,7 +273,7 @@ func (c *conn) deliver(seq int64, hits []hit) {
 		if hit.of.quiet || hit.of.from >= seq {
 			continue
 		}
-		bytes := c.hub.encode(hit.frame)
+		bytes := c.hub.encode(hit.frame, c.version)
 		if bytes == nil {
 			c.suppress(seq, ssp2.WakeCatchupRequired)
 			return

@@ -247,7 +247,7 @@ func (h *Hub) upgrade(w http.ResponseWriter, r *http.Request, id round.Identity,
 		h.abandon(c, true)
 		return nil, err
 	}
-	c.wire = state.wire
+	c.wire, c.version = state.wire, state.version
 	c.part = int(c.session[0]+c.session[1]) % beatParts
 
 	c.net = &netConn{}
@@ -306,11 +306,13 @@ func (h *Hub) abandon(c *conn, watched bool) {
 
 // clientState is what is known of a client when it connects.
 type clientState struct {
-	wire   ssp2.WireVersion
-	cursor int64 // -1: none
-	latest int64 // newest commit of the partition
-	synced bool  // what it registered holds, so that it need not pull for that
-	subs   []registered
+	wire ssp2.WireVersion
+	// version is the schema version that deltas may be in; 0: not known.
+	version int32
+	cursor  int64 // -1: none
+	latest  int64 // newest commit of the partition
+	synced  bool  // what it registered holds, so that it need not pull for that
+	subs    []registered
 }
 
 // load reads the record that the newest pull of the client left (§8.1), and resolves what
@@ -347,7 +349,7 @@ func (h *Hub) load(ctx context.Context, id round.Identity, name string) (clientS
 	if err != nil {
 		return clientState{}, err
 	}
-	state.synced = true
+	state.synced, state.version = true, h.recordedVersion(list)
 	for i, s := range list {
 		effective, active := h.effective(resolution.Grants, s)
 		if !active {
@@ -363,13 +365,32 @@ func (h *Hub) load(ctx context.Context, id round.Identity, name string) (clientS
 
 // storedSubscription is one of the list in a client's record.
 type storedSubscription struct {
-	ID     string              `json:"id"`
-	Table  string              `json:"table"`
-	Scopes map[string][]string `json:"scopes"`
+	ID            string              `json:"id"`
+	SchemaVersion int32               `json:"schemaVersion"`
+	Table         string              `json:"table"`
+	Scopes        map[string][]string `json:"scopes"`
+}
+
+// recordedVersion is the schema version that a client can be taken to have: that of its
+// newest pull, if that is the newest served. A device that pulled in an older one may have
+// been upgraded since, and may pull over HTTP, which this connection does not see: it gets
+// wake-ups until a round of this connection tells its version.
+func (h *Hub) recordedVersion(list []storedSubscription) int32 {
+	newest := h.cfg.Schema.Version
+	for _, s := range list {
+		if s.SchemaVersion != newest {
+			return 0
+		}
+	}
+	return newest
 }
 
 func (h *Hub) effective(grants *scope.Grants, s storedSubscription) (ssp2.ScopeMap, bool) {
-	table, ok := h.cfg.Schema.Table(s.Table)
+	served, ok := h.cfg.Versions.Schema(s.SchemaVersion)
+	if !ok {
+		return nil, false
+	}
+	table, ok := served.Table(s.Table)
 	if !ok || scope.ValidateRequested(table, s.Scopes) != nil {
 		return nil, false // of another schema version
 	}

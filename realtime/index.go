@@ -268,6 +268,8 @@ type frame struct {
 	changes []int32
 	bytes   []byte
 	failed  bool
+	of      *schema.Table
+	older   map[int32]*frame // the same in other schema versions
 }
 
 func add(in map[string]map[*group]struct{}, key string, g *group) {

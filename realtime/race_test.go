@@ -76,10 +76,12 @@ func (s *sea) run(_ context.Context, id round.Identity, req *ssp2.Request, out r
 		ID     string        `json:"id"`
 		Table  string        `json:"table"`
 		Scopes ssp2.ScopeMap `json:"scopes"`
+
+		SchemaVersion int32 `json:"schemaVersion"`
 	}
 	var list []stored
 	for _, sub := range req.Subscriptions {
-		list = append(list, stored{sub.ID, sub.Table, sub.Scopes})
+		list = append(list, stored{sub.ID, sub.Table, sub.Scopes, req.Header.SchemaVersion})
 	}
 	text, err := json.Marshal(list)
 	if err != nil {

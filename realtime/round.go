@@ -43,7 +43,7 @@ func (c *conn) beginRound(ctx context.Context, first message) error {
 	if err != nil {
 		return err
 	}
-	out := &roundWriter{c: c, wire: req.WireVersion, pull: req.Pull != nil, subs: req.Subscriptions, resets: resets, received: in.seen}
+	out := &roundWriter{c: c, wire: req.WireVersion, schema: req.Header.SchemaVersion, pull: req.Pull != nil, subs: req.Subscriptions, resets: resets, received: in.seen}
 	if failure != nil && !in.scan.ended {
 		// Where the next request would begin is not known.
 		c.runRound(ctx, req, failure, out)
@@ -315,6 +315,7 @@ var chunks = sync.Pool{New: func() any {
 type roundWriter struct {
 	c      *conn
 	wire   ssp2.WireVersion
+	schema int32 // schema version of the request
 	pull   bool
 	subs   []ssp2.Subscription
 	resets int
@@ -490,7 +491,7 @@ func (w *roundWriter) end() error {
 	c.inRound = false
 	c.ownSeq = max(c.ownSeq, w.ownSeq)
 	if served {
-		c.wire = w.wire
+		c.wire, c.version = w.wire, w.schema
 		if w.header.LogEpoch != "" {
 			c.epoch = w.header.LogEpoch
 		}

@@ -50,6 +50,24 @@ var docSchema = func() *schema.Schema {
 	return s
 }()
 
+// docVersions has an older version in which docs have no body, and there are no notes.
+var docVersions = func() *schema.Versions {
+	older, err := schema.Parse([]byte(`{"irVersion":1,"schemaVersion":2,"tables":[
+		{"name":"docs","primaryKey":"id","columns":[
+			{"name":"id","type":"string","nullable":false},
+			{"name":"org","type":"string","nullable":false},
+			{"name":"folder","type":"string","nullable":false}],
+		 "scopes":[{"pattern":"org:{org}"},{"pattern":"folder:{folder}"}]}]}`))
+	if err != nil {
+		panic(err)
+	}
+	v, err := schema.NewVersions(docSchema, older)
+	if err != nil {
+		panic(err)
+	}
+	return v
+}()
+
 // world is a hub between stand-ins, served over HTTP.
 type world struct {
 	t      testing.TB
@@ -203,7 +221,7 @@ func newWorldWith(t testing.TB, options realtime.Options, tick func(every time.D
 		engine: &fakeEngine{allowed: scope.Allowed{"org": {"*"}, "folder": {"*"}}},
 	}
 	hub, err := realtime.NewWith(realtime.Config{
-		Options: options, Schema: docSchema, Rounds: w.engine, Gate: fakeGate{},
+		Options: options, Schema: docSchema, Versions: docVersions, Rounds: w.engine, Gate: fakeGate{},
 		Authenticate: func(r *http.Request) (round.Identity, error) {
 			actor := r.Header.Get("X-Actor")
 			if actor == "" {
@@ -275,10 +293,12 @@ func (w *world) record(client, actor string, cursor int64, subs ...sub) {
 		ID     string        `json:"id"`
 		Table  string        `json:"table"`
 		Scopes ssp2.ScopeMap `json:"scopes"`
+
+		SchemaVersion int32 `json:"schemaVersion"`
 	}
 	list := []stored{}
 	for _, s := range subs {
-		list = append(list, stored{s.id, s.table, s.scopes})
+		list = append(list, stored{s.id, s.table, s.scopes, docSchema.Version})
 	}
 	text, err := json.Marshal(list)
 	require.NoError(w.t, err)

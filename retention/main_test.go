@@ -85,8 +85,8 @@ func (b *bundle) append(t testing.TB, partition string, n int, age time.Duration
 			`insert into syncpg.sync_tombstones (partition, table_name, row_id, commit_seq)
 			 select p.partition, 'items', '1-' || p.max_commit_seq + i, p.max_commit_seq + i
 			   from syncpg.sync_partitions as p, generate_series(1, $2::int) as i where p.partition = $1 and $3::bigint is not null`,
-			`insert into syncpg.sync_push_results (partition, client_id, client_commit_id, status, commit_seq, results, recorded_at_ms, outcome_id)
-			 select p.partition, 'w', (p.max_commit_seq + i)::text, 1, p.max_commit_seq + i, '\x01', $3::bigint, gen_random_uuid()
+			`insert into syncpg.sync_push_results (partition, client_id, client_commit_id, status, commit_seq, results, recorded_at_ms, outcome_id, schema_version)
+			 select p.partition, 'w', (p.max_commit_seq + i)::text, 1, p.max_commit_seq + i, '\x01', $3::bigint, gen_random_uuid(), 1
 			   from syncpg.sync_partitions as p, generate_series(1, $2::int) as i where p.partition = $1`,
 			`update syncpg.sync_partitions set max_commit_seq = max_commit_seq + $2::int where partition = $1 and $3::bigint is not null`,
 		} {

@@ -23,8 +23,11 @@ import (
 // Config is what an engine is made of. Segments, URLs, Events and Logger may be left out;
 // Push, Pull and Gate work on the same database and schema.
 type Config struct {
-	// Schema is the schema version served.
+	// Schema is the newest schema version served, the installed one.
 	Schema *schema.Schema
+	// Versions are the schema versions served, of which Schema is the newest; Push and
+	// Pull have the same. nil: Schema alone.
+	Versions *schema.Versions
 	// Push and Pull do the two halves of a round.
 	Push *pushsvc.Service
 	Pull *pullsvc.Service
@@ -53,6 +56,7 @@ type Config struct {
 // Engine runs rounds. It is safe for concurrent use.
 type Engine struct {
 	schema        *schema.Schema
+	versions      *schema.Versions
 	push          pusher
 	pull          puller
 	gate          entry
@@ -116,6 +120,9 @@ func New(cfg Config) (*Engine, error) {
 			return nil, fmt.Errorf("round: Config.%s is nil", required.field)
 		}
 	}
+	if _, err := schema.VersionsOf(cfg.Versions, cfg.Schema); err != nil {
+		return nil, fmt.Errorf("round: Config.Versions: %w", err)
+	}
 	return newEngine(cfg, cfg.Push, pullService{cfg.Pull}, cfg.Gate), nil
 }
 
@@ -124,6 +131,7 @@ func newEngine(cfg Config, push pusher, pull puller, gate entry) *Engine {
 		schema: cfg.Schema, push: push, pull: pull, gate: gate,
 		resolveScopes: cfg.ResolveScopes, leases: cfg.Leases, segments: cfg.Segments, urls: cfg.URLs, log: cfg.Logger,
 	}
+	e.versions, _ = schema.VersionsOf(cfg.Versions, cfg.Schema) // checked by New
 	if e.log == nil {
 		e.log = slog.New(slog.DiscardHandler)
 	}
@@ -165,18 +173,18 @@ func (e *Engine) run(ctx context.Context, id Identity, req *ssp2.Request, out *r
 	}
 	push := pushsvc.Request{
 		Partition: id.Partition, Actor: id.Actor, ClientID: req.Header.ClientID,
-		WireVersion: req.WireVersion, LogEpoch: req.Header.LogEpoch, Commits: req.Commits,
+		WireVersion: req.WireVersion, SchemaVersion: req.Header.SchemaVersion, LogEpoch: req.Header.LogEpoch, Commits: req.Commits,
 	}
 	pull := pullsvc.Request{
 		Partition: id.Partition, Actor: id.Actor, ClientID: req.Header.ClientID,
-		WireVersion: req.WireVersion, LogEpoch: req.Header.LogEpoch, Subscriptions: req.Subscriptions,
+		WireVersion: req.WireVersion, SchemaVersion: req.Header.SchemaVersion, LogEpoch: req.Header.LogEpoch, Subscriptions: req.Subscriptions,
 	}
 	if req.Pull != nil {
 		pull.Header = *req.Pull
 	}
-	// Another schema version has other tables: what the rules say of them would be
-	// said about the wrong schema.
-	served := req.Header.SchemaVersion == e.schema.Version
+	// A schema version that is not served has other tables: what the rules say of them
+	// would be said about the wrong schema.
+	_, served := e.versions.Schema(req.Header.SchemaVersion)
 	if err := e.validate(req, push, pull, served); err != nil {
 		return err
 	}
@@ -188,7 +196,8 @@ func (e *Engine) run(ctx context.Context, id Identity, req *ssp2.Request, out *r
 		LatestSchemaVersion: &e.schema.Version, LogEpoch: epoch.LogEpoch, ResetRequired: reset,
 	}
 	if !served {
-		header.RequiredSchemaVersion = &e.schema.Version
+		required := e.versions.Required(req.Header.SchemaVersion)
+		header.RequiredSchemaVersion = &required
 		return out.only(header)
 	}
 	if reset {

@@ -3,7 +3,7 @@
 
 CREATE SCHEMA syncpg;
 
-CREATE FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint, p_parent_tables text[], p_parent_rows text[], p_reached_tables text[]) RETURNS TABLE(locked boolean, oversized boolean, log_epoch text, epoch_required boolean, schema_version integer, pending_projection text, max_commit_seq bigint, horizon_seq bigint, client_actors text[], outcome_ords integer[], outcome_statuses smallint[], outcome_seqs bigint[], outcome_results bytea[], outcome_details text[], outcome_recorded bigint[], outcome_ids uuid[], row_ords integer[], row_versions bigint[], row_payloads bytea[], row_column_versions text[], tombstone_ords integer[], tombstone_seqs bigint[], single_tables text[], parent_ords integer[])
+CREATE FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint, p_parent_tables text[], p_parent_rows text[], p_reached_tables text[]) RETURNS TABLE(locked boolean, oversized boolean, log_epoch text, epoch_required boolean, schema_version integer, pending_projection text, max_commit_seq bigint, horizon_seq bigint, client_actors text[], outcome_ords integer[], outcome_statuses smallint[], outcome_seqs bigint[], outcome_results bytea[], outcome_details text[], outcome_recorded bigint[], outcome_ids uuid[], outcome_versions integer[], row_ords integer[], row_versions bigint[], row_payloads bytea[], row_column_versions text[], tombstone_ords integer[], tombstone_seqs bigint[], single_tables text[], parent_ords integer[])
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -16,10 +16,10 @@ begin
   loop
     select array_agg(o.ord), array_agg(o.status), array_agg(coalesce(o.commit_seq, 0)),
            array_agg(o.results) filter (where o.bytes <= p_max_bytes),
-           array_agg(coalesce(o.details, '')), array_agg(o.recorded_at_ms), array_agg(o.outcome_id),
+           array_agg(coalesce(o.details, '')), array_agg(o.recorded_at_ms), array_agg(o.outcome_id), array_agg(o.schema_version),
            coalesce(bool_or(o.bytes > p_max_bytes), false)
       into outcome_ords, outcome_statuses, outcome_seqs, outcome_results,
-           outcome_details, outcome_recorded, outcome_ids, oversized
+           outcome_details, outcome_recorded, outcome_ids, outcome_versions, oversized
       from (select f.*, sum(octet_length(f.results)) over (rows unbounded preceding) as bytes
               from syncpg.sync_find_outcomes(p_partition, p_client_ids, p_commit_clients, p_commit_ids) as f) as o;
     exit when locked or coalesce(cardinality(outcome_ords), 0) = cardinality(p_commit_ids);
@@ -535,7 +535,7 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_find_news(p_partitions text[], p_seqs bigint[], p_epochs text[], p_schema_version integer) IS 'Which i have news: the newest commit of the partition p_partitions[i] is not p_seqs[i], or its epoch is not p_epochs[i] ('''': it has none), or another schema version than p_schema_version (0: none) is installed. Takes no locks.';
 
-CREATE FUNCTION syncpg.sync_find_outcomes(p_partition text, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[]) RETURNS TABLE(ord integer, status smallint, commit_seq bigint, results bytea, details text, recorded_at_ms bigint, outcome_id uuid)
+CREATE FUNCTION syncpg.sync_find_outcomes(p_partition text, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[]) RETURNS TABLE(ord integer, status smallint, commit_seq bigint, results bytea, details text, recorded_at_ms bigint, outcome_id uuid, schema_version integer)
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -544,10 +544,10 @@ CREATE FUNCTION syncpg.sync_find_outcomes(p_partition text, p_client_ids text[],
 #variable_conflict use_column
 begin
   return query
-  select k.ord::integer, r.status, r.commit_seq, r.results, r.details, r.recorded_at_ms, r.outcome_id
+  select k.ord::integer, r.status, r.commit_seq, r.results, r.details, r.recorded_at_ms, r.outcome_id, r.schema_version
     from unnest(p_commit_clients, p_commit_ids) with ordinality as k(client, commit_id, ord)
     cross join lateral (
-      select o.status, o.commit_seq, o.results, o.details, o.recorded_at_ms, o.outcome_id
+      select o.status, o.commit_seq, o.results, o.details, o.recorded_at_ms, o.outcome_id, o.schema_version
         from syncpg.sync_push_results as o
        where o.partition = p_partition
          and o.client_id = p_client_ids[k.client]
@@ -1436,7 +1436,7 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_record_client(p_partition text, p_client_id text, p_actor_id text, p_wire_version smallint, p_cursor bigint, p_subscriptions text, p_now bigint, p_relaxed boolean) IS 'Records what a pull left of its client: wire version, cursor (§4.5), subscription list (§8.1; NULL keeps the stored one); binds a new client to the actor (§1.5). Returns the actor the client belongs to; nothing was written when that is another one. p_relaxed: losing this in a crash is harmless, so do not wait for the disk; call it in a transaction of its own then, which it turns synchronous_commit off for. Locks: the client''s row.';
 
-CREATE FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) RETURNS void
+CREATE FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_schema_version integer, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -1462,14 +1462,14 @@ begin
   end if;
 
   insert into syncpg.sync_push_results
-    (partition, client_id, client_commit_id, status, commit_seq, results, details, recorded_at_ms, outcome_id)
-  select p_partition, o.client_id, o.commit_id, o.status, nullif(o.commit_seq, 0), o.results, nullif(o.details, ''), p_now, o.outcome_id
+    (partition, client_id, client_commit_id, status, commit_seq, results, details, recorded_at_ms, outcome_id, schema_version)
+  select p_partition, o.client_id, o.commit_id, o.status, nullif(o.commit_seq, 0), o.results, nullif(o.details, ''), p_now, o.outcome_id, p_schema_version
     from unnest(p_client_ids, p_commit_ids, p_statuses, p_commit_seqs, p_results, p_details, p_outcome_ids)
          as o(client_id, commit_id, status, commit_seq, results, details, outcome_id);
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) IS 'Records outcomes (a seq of 0 and details of '''' stand for none), and binds clients seen for the first time to their actor (§1.5). The first outcome of a commit stands: SQLSTATE 23505 when there is one, SY003 when a client belongs to another actor. The caller holds the partition lock.';
+COMMENT ON FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_schema_version integer, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) IS 'Records outcomes, whose rows are of p_schema_version (a seq of 0 and details of '''' stand for none), and binds clients seen for the first time to their actor (§1.5). The first outcome of a commit stands: SQLSTATE 23505 when there is one, SY003 when a client belongs to another actor. The caller holds the partition lock.';
 
 CREATE FUNCTION syncpg.sync_retry_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_now bigint) RETURNS boolean
     LANGUAGE plpgsql
@@ -1835,11 +1835,12 @@ CREATE TABLE syncpg.sync_push_results (
     details text,
     recorded_at_ms bigint NOT NULL,
     outcome_id uuid NOT NULL,
+    schema_version integer NOT NULL,
     CONSTRAINT sync_push_results_check CHECK (((status = 1) = (commit_seq IS NOT NULL))),
     CONSTRAINT sync_push_results_status_check CHECK ((status = ANY (ARRAY[1, 3])))
 );
 
-COMMENT ON TABLE syncpg.sync_push_results IS 'The outcome of every pushed commit (§2.3): status 1 applied, 3 rejected; results are wire records independent of the wire version; outcome_id tells a replay from the first answer.';
+COMMENT ON TABLE syncpg.sync_push_results IS 'The outcome of every pushed commit (§2.3): status 1 applied, 3 rejected; results are wire records independent of the wire version; outcome_id tells a replay from the first answer; schema_version is that of the rows in results.';
 
 CREATE TABLE syncpg.sync_reactions (
     partition text NOT NULL COLLATE pg_catalog."C",
@@ -2087,7 +2088,7 @@ REVOKE ALL ON FUNCTION syncpg.sync_record_acks(p_partitions text[], p_client_ids
 
 REVOKE ALL ON FUNCTION syncpg.sync_record_client(p_partition text, p_client_id text, p_actor_id text, p_wire_version smallint, p_cursor bigint, p_subscriptions text, p_now bigint, p_relaxed boolean) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_schema_version integer, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_retry_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_now bigint) FROM PUBLIC;
 

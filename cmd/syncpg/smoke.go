@@ -28,8 +28,8 @@ type smokeCmd struct {
 // Help explains the command.
 func (*smokeCmd) Help() string {
 	return `Acts as two clients, in wire versions 2 and 3: acquires the log epoch, pushes inserts, updates, a conflict, a ` +
-		`replay and deletes, bootstraps, follows the log, and compares what both clients end up with, rows, values and ` +
-		`versions, with what was written. Stops at the first step that fails, with exit code 1.
+		`replay and deletes, bootstraps, follows the log by pulls and over a socket, and compares what both clients end up ` +
+		`with, rows, values and versions, with what was written. Stops at the first step that fails, with exit code 1.
 
 It writes to one table, and to the parents its rows need, under scope values of its own, and only rows that are not ` +
 		`there yet. It deletes them at the end. What stays is in the history of the partition's log (with the default ` +

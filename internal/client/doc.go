@@ -3,7 +3,8 @@
 //
 // A [Client] speaks wire version 1, 2 or 3 over HTTP (§1.1). It acquires the log epoch (§2.1), pushes commits (§6), pulls
 // its subscriptions, incrementally (§4.5) or by paged bootstrap (§4.7), and applies commits and rows segments the way §1.4
-// and §5.6 ask of a client. Besides what the codec checks, it refuses an answer that
+// and §5.6 ask of a client. [Client.Dial] opens the realtime channel (§8), on which commits arrive as deltas. Besides what
+// the codec checks, it refuses an answer that
 //
 //   - answers other commits or subscriptions than the request has, or in another order;
 //   - delivers a row outside the effective scopes, or with stored scopes that differ from the row's own;

@@ -35,6 +35,9 @@ type answer struct {
 	subs     []*subscription // pulled
 	revoked  *RevokedError   // the first one
 	progress Progress
+
+	delta   bool  // no answer to a request: it has the subscriptions that a commit concerns (§8.2)
+	reached int64 // by a delta: its highest nextCursor
 }
 
 // round sends one request and applies its response as it arrives.
@@ -195,7 +198,7 @@ func (c *Client) apply(ctx context.Context, r *ssp2.Reader, a *answer) error {
 		return ErrReset
 	case len(a.results) != len(a.commits):
 		return protocolError("%d commits were pushed, %d were answered", len(a.commits), len(a.results))
-	case s.next != len(a.subs):
+	case !a.delta && s.next != len(a.subs):
 		return protocolError("%d subscriptions were pulled, %d were answered", len(a.subs), s.next)
 	}
 	return nil
@@ -303,6 +306,13 @@ func (s *section) frame(ctx context.Context, f ssp2.Frame) error {
 }
 
 func (s *section) begin(f *ssp2.SubStart) error {
+	if s.answer.delta {
+		i := slices.IndexFunc(s.client.subs, func(sub *subscription) bool { return sub.id == f.ID })
+		if i < 0 || s.client.subs[i].pending() || f.Bootstrap || f.Status != ssp2.SubActive {
+			return protocolError("a delta for subscription %q, which is not to follow the log", f.ID)
+		}
+		s.answer.subs = append(s.answer.subs, s.client.subs[i])
+	}
 	if s.next >= len(s.answer.subs) || s.answer.subs[s.next].id != f.ID {
 		return protocolError("subscription %q is answered out of order", f.ID)
 	}
@@ -364,6 +374,10 @@ func (s *section) end(f *ssp2.SubEnd) {
 	switch s.start.Status {
 	case ssp2.SubActive:
 		s.firstPage() // of a bootstrap without rows
+		if s.answer.delta {
+			s.answer.reached = max(s.answer.reached, f.NextCursor)
+			f.NextCursor = max(s.sub.cursor, f.NextCursor) // it may be one that a pull has brought already
+		}
 		s.sub.cursor, s.sub.bootstrapState = f.NextCursor, f.BootstrapState
 	case ssp2.SubReset:
 		s.sub.cursor, s.sub.bootstrapState = -1, nil

@@ -80,6 +80,9 @@ func checkReady(ctx context.Context, o Options) (string, error) {
 	}
 }
 
+// errNoDelta reports that a commit did not come over a socket.
+var errNoDelta = errors.New("nothing on the socket of a commit that was pushed")
+
 // whatToLookAt proposes what to do about a failed step.
 func whatToLookAt(err error) string {
 	var (
@@ -93,6 +96,8 @@ func whatToLookAt(err error) string {
 		dns      *net.DNSError
 	)
 	switch {
+	case errors.Is(err, errNoDelta):
+		return "is the server started (Server.Start), and does its log say that it cannot listen? Or does something in between hold messages back?"
 	case errors.As(err, &notReady) && notReady.database:
 		return "is the server's database running, and can the server reach it? The server's log has the cause"
 	case errors.As(err, &notReady):

@@ -1,8 +1,10 @@
 package smoke
 
 import (
+	"cmp"
 	"context"
 	crand "crypto/rand"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -34,6 +36,9 @@ type Options struct {
 
 	// Wires are the wire versions to check, one pass each. Nil: 2 and 3.
 	Wires []ssp2.WireVersion
+
+	// DeltaWithin is how long a commit may take to a socket. 0: 15 seconds.
+	DeltaWithin time.Duration
 
 	// HTTP sends the requests. Nil: http.DefaultClient.
 	HTTP *http.Client
@@ -134,6 +139,8 @@ type pass struct {
 	want   expectation
 	commit int   // number of the last commit made
 	seq    int64 // newest commit seq seen
+
+	deltaWithin time.Duration
 }
 
 func newPass(o Options, target *schema.Table, wire ssp2.WireVersion, random *rand.Rand) (*pass, error) {
@@ -141,7 +148,7 @@ func newPass(o Options, target *schema.Table, wire ssp2.WireVersion, random *ran
 	if err != nil {
 		return nil, err
 	}
-	ps := &pass{plan: p, wire: wire, maker: m, want: expectation{}}
+	ps := &pass{plan: p, wire: wire, maker: m, want: expectation{}, deltaWithin: cmp.Or(o.DeltaWithin, defaultDeltaWithin)}
 	cfg := client.Config{URL: o.URL, Header: o.Header, Schema: o.Schema, Wire: wire, HTTP: o.HTTP}
 	cfg.ClientID = m.prefix + "-writer"
 	if ps.writer, err = client.New(cfg); err != nil {
@@ -240,6 +247,8 @@ func (p *pass) run() bool {
 			return "", fmt.Errorf("second client: %w", err)
 		}
 		return detail, nil
+	}) && p.step("follow an update over a socket, and compare", func() (string, error) {
+		return p.follow(rows[3], first)
 	}) && p.step("delete what was written, and compare", func() (string, error) {
 		slices.Reverse(p.parents)
 		left := slices.Concat([]row{rows[1], rows[3]}, p.parents)
@@ -415,6 +424,40 @@ func (p *pass) catchUp(c *client.Client) (string, error) {
 		return "", err
 	}
 	return fmt.Sprintf("%s: %s, %s", count(progress.Rounds, "pull"), count(progress.SegmentRows, "row"), count(progress.Commits, "commit")), nil
+}
+
+// defaultDeltaWithin leaves time to servers that do not listen: they look every 5 seconds.
+const defaultDeltaWithin = 15 * time.Second
+
+// follow opens a socket for the second client, updates a row with the first and compares what the second has been sent.
+func (p *pass) follow(r row, column int) (string, error) {
+	socket, err := p.reader.Dial(p.ctx)
+	if errors.Is(err, client.ErrNoRealtime) {
+		return "not asked: " + err.Error(), nil
+	}
+	if err != nil {
+		return "", err
+	}
+	defer socket.Close()
+	op := p.update(r, column)
+	if _, err := p.pushApplied(p.newCommit(op.Operation)); err != nil {
+		return "", err
+	}
+	p.want.update(r, op)
+	ctx, cancel := context.WithTimeout(p.ctx, p.deltaWithin)
+	defer cancel()
+	progress, pulled, err := socket.Follow(ctx, p.seq, "smoke-"+r.table.Name)
+	if err != nil {
+		if p.ctx.Err() == nil && ctx.Err() != nil {
+			err = fmt.Errorf("%w within %v: %w", errNoDelta, p.deltaWithin, err)
+		}
+		return "", err
+	}
+	detail := count(progress.Commits, "commit") + " by delta"
+	if pulled {
+		detail = "woken up to pull"
+	}
+	return detail, p.want.compare(p.tables, p.reader)
 }
 
 // compare brings a client up to date and compares its replica with what was written.

@@ -4,8 +4,10 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -340,6 +342,75 @@ func TestFailuresSayWhatToLookAt(t *testing.T) {
 			require.ErrorAs(t, err, &failure)
 			require.ErrorContains(t, err, tc.err)
 			require.Contains(t, failure.Step.Look, tc.look)
+		})
+	}
+}
+
+func TestSocketsAreFollowed(t *testing.T) {
+	t.Parallel()
+	wakeUp := `{"event":"sync","data":{"cursor":9,"requiresPull":true,"reason":"catchup-required","timestamp":1}}`
+	for _, tc := range []struct {
+		name   string
+		change func(m *model, o *smoke.Options)
+		detail string // of the step
+		err    string // "": the run passes
+	}{
+		{name: "a delta", detail: "1 commit by delta"},
+		{name: "a wake-up instead", detail: "woken up to pull", change: func(m *model, _ *smoke.Options) {
+			m.onSocket = func(string) string { return wakeUp }
+		}},
+		{name: "a greeting that asks for a pull", detail: "1 commit by delta", change: func(m *model, _ *smoke.Options) {
+			m.hello = func(hello string) string { return strings.Replace(hello, "false", "true", 1) }
+		}},
+		{name: "no channel", detail: "not asked: there is no /realtime here", change: func(m *model, _ *smoke.Options) {
+			m.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+				if r.URL.Path != "/realtime" {
+					return false
+				}
+				http.NotFound(w, r)
+				return true
+			}
+		}},
+		{name: "sockets refused", err: "HTTP 502", change: func(m *model, _ *smoke.Options) {
+			m.intercept = func(w http.ResponseWriter, r *http.Request) bool {
+				if r.URL.Path != "/realtime" {
+					return false
+				}
+				w.WriteHeader(http.StatusBadGateway)
+				return true
+			}
+		}},
+		{name: "nothing arrives", err: "nothing on the socket of a commit that was pushed within 10ms", change: func(m *model, o *smoke.Options) {
+			m.onSocket, o.DeltaWithin = func(string) string { return "" }, 10*time.Millisecond
+		}},
+		{name: "a delta of another subscription", err: "which is not to follow the log", change: func(m *model, _ *smoke.Options) {
+			m.onSocket = func(delta string) string { return strings.ReplaceAll(delta, "smoke-", "SMOKE-") }
+		}},
+		{name: "no greeting", err: "no hello", change: func(m *model, _ *smoke.Options) {
+			m.hello = func(string) string { return wakeUp }
+		}},
+		{name: "somebody else's greeting", err: `for client "x`, change: func(m *model, _ *smoke.Options) {
+			m.hello = func(hello string) string { return strings.Replace(hello, `"clientId":"`, `"clientId":"x`, 1) }
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			s := parse(t, string(sample.IR()))
+			m, server := newModel(t, s)
+			o := smoke.Options{URL: server.URL, Schema: s, HTTP: server.Client(), Wires: []ssp2.WireVersion{ssp2.WireV3}}
+			if tc.change != nil {
+				tc.change(m, &o)
+			}
+			steps, err := run(t, o)
+			at := slices.IndexFunc(steps, func(s smoke.Step) bool { return strings.HasPrefix(s.Name, "follow an update over a socket") })
+			require.GreaterOrEqual(t, at, 0)
+			if tc.err != "" {
+				require.ErrorContains(t, err, tc.err)
+				require.Equal(t, len(steps)-1, at)
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, tc.detail, steps[at].Detail)
 		})
 	}
 }

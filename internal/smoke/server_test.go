@@ -2,8 +2,10 @@ package smoke_test
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -11,6 +13,8 @@ import (
 	"slices"
 	"sync"
 	"testing"
+
+	"github.com/coder/websocket"
 
 	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/ssp2"
@@ -26,12 +30,18 @@ type model struct {
 	tamper func(request int, req *ssp2.Request, frames []ssp2.Frame) []ssp2.Frame
 	// intercept may answer a request itself.
 	intercept func(w http.ResponseWriter, r *http.Request) bool
+	// onSocket makes the message about a commit from its delta, "" for none.
+	onSocket func(delta string) string
+	// hello changes the greeting of a socket.
+	hello func(string) string
 
 	mu       sync.Mutex
 	requests int
 	rows     map[string]map[string]stored
 	log      []*ssp2.Commit
 	outcomes map[string]*ssp2.PushResult
+	pulled   map[string]*ssp2.Request // newest pull of each client
+	sockets  map[string]chan string   // to each client that has one: deltas, or control messages
 	wires    map[ssp2.WireVersion]int
 }
 
@@ -44,7 +54,10 @@ type stored struct {
 func newModel(t *testing.T, s *schema.Schema) (*model, *httptest.Server) {
 	t.Helper()
 	m := &model{
-		t: t, schema: s, epoch: "e1", rows: map[string]map[string]stored{}, outcomes: map[string]*ssp2.PushResult{},
+		onSocket: func(delta string) string { return delta },
+		hello:    func(hello string) string { return hello },
+		t:        t, schema: s, epoch: "e1", rows: map[string]map[string]stored{}, outcomes: map[string]*ssp2.PushResult{},
+		pulled: map[string]*ssp2.Request{}, sockets: map[string]chan string{},
 		wires: map[ssp2.WireVersion]int{},
 	}
 	for _, table := range s.Tables {
@@ -59,6 +72,12 @@ func (m *model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.intercept != nil && m.intercept(w, r) {
+		return
+	}
+	if r.URL.Path == "/realtime" {
+		m.mu.Unlock()
+		m.realtime(w, r)
+		m.mu.Lock()
 		return
 	}
 	if r.URL.Path == "/readyz" {
@@ -77,6 +96,7 @@ func (m *model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if m.tamper != nil {
 		frames = m.tamper(m.requests, req, frames)
 	}
+	m.deliver(req)
 	body, err := ssp2.AppendMessage(nil, &ssp2.Message{WireVersion: req.WireVersion, Kind: ssp2.KindResponse, Frames: frames})
 	if err != nil {
 		m.t.Errorf("encode the response: %v", err)
@@ -84,6 +104,71 @@ func (m *model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/vnd.syncular.sync.v2")
 	_, _ = w.Write(body)
+}
+
+// realtime serves a socket that is told of commits until the client goes.
+func (m *model) realtime(w http.ResponseWriter, r *http.Request) {
+	ws, err := websocket.Accept(w, r, nil)
+	if err != nil {
+		m.t.Errorf("accept a socket: %v", err)
+		return
+	}
+	id, out := r.URL.Query().Get("clientId"), make(chan string, 100)
+	m.mu.Lock()
+	m.sockets[id] = out
+	out <- m.hello(fmt.Sprintf(`{"event":"hello","data":{"protocolVersion":1,"clientId":%q,"requiresSync":false}}`, id))
+	m.mu.Unlock()
+	ctx, cancel := context.WithCancel(r.Context())
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		defer cancel()
+		for {
+			if _, _, err := ws.Read(ctx); err != nil {
+				return
+			}
+		}
+	}()
+	for ctx.Err() == nil {
+		select {
+		case message := <-out:
+			kind := websocket.MessageText
+			if message[0] == 0 {
+				kind = websocket.MessageBinary
+			}
+			if ws.Write(ctx, kind, []byte(message)) != nil {
+				cancel()
+			}
+		case <-ctx.Done():
+		}
+	}
+	_ = ws.CloseNow()
+	<-gone
+}
+
+// deliver sends the newest commit of a request to the sockets.
+func (m *model) deliver(req *ssp2.Request) {
+	if len(req.Commits) == 0 {
+		return
+	}
+	for id, out := range m.sockets {
+		last := m.pulled[id]
+		frames := []ssp2.Frame{&ssp2.ResponseHeader{LogEpoch: m.epoch}}
+		for _, sub := range last.Subscriptions {
+			sub.Cursor, sub.BootstrapState = int64(len(m.log)-1), nil
+			if section := m.pull(last.Pull, sub); len(section) > 2 {
+				frames = append(frames, section...)
+			}
+		}
+		delta, err := ssp2.AppendMessage([]byte{0}, &ssp2.Message{WireVersion: last.WireVersion, Kind: ssp2.KindResponse, Frames: frames})
+		if err != nil {
+			m.t.Errorf("encode a delta: %v", err)
+			return
+		}
+		if message := m.onSocket(string(delta)); message != "" {
+			out <- message
+		}
+	}
 }
 
 func (m *model) answer(req *ssp2.Request) []ssp2.Frame {
@@ -99,6 +184,9 @@ func (m *model) answer(req *ssp2.Request) []ssp2.Frame {
 	}
 	for _, commit := range req.Commits {
 		frames = append(frames, m.push(req.WireVersion, req.Header.ClientID, commit))
+	}
+	if req.Pull != nil {
+		m.pulled[req.Header.ClientID] = req
 	}
 	for _, sub := range req.Subscriptions {
 		frames = append(frames, m.pull(req.Pull, sub)...)

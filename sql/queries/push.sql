@@ -26,6 +26,7 @@ select a.locked::boolean as locked,
        a.outcome_details::text[] as outcome_details,
        a.outcome_recorded::bigint[] as outcome_recorded,
        a.outcome_ids::uuid[] as outcome_ids,
+       a.outcome_versions::integer[] as outcome_versions,
        a.row_ords::integer[] as row_ords,
        a.row_versions::bigint[] as row_versions,
        a.row_payloads::bytea[] as row_payloads,
@@ -41,7 +42,7 @@ select a.locked::boolean as locked,
          p_parent_tables => @parent_tables::text[], p_parent_rows => @parent_rows::text[], p_reached_tables => @reached_tables::text[])
        as a(locked, oversized, log_epoch, epoch_required, schema_version, pending_projection, max_commit_seq, horizon_seq,
             client_actors, outcome_ords, outcome_statuses, outcome_seqs, outcome_results, outcome_details,
-            outcome_recorded, outcome_ids, row_ords, row_versions, row_payloads, row_column_versions,
+            outcome_recorded, outcome_ids, outcome_versions, row_ords, row_versions, row_payloads, row_column_versions,
             tombstone_ords, tombstone_seqs, single_tables, parent_ords);
 
 -- PushAppend appends commits under consecutive seqs after base_seq. Guarantees: no
@@ -67,7 +68,7 @@ select syncpg.sync_append_commits(
 -- lock.
 -- name: PushRecordOutcomes :exec
 select syncpg.sync_record_outcomes(
-         p_partition => @partition::text, p_now => @now::bigint,
+         p_partition => @partition::text, p_now => @now::bigint, p_schema_version => @schema_version::integer,
          p_client_ids => @client_ids::text[], p_commit_ids => @commit_ids::text[], p_statuses => @statuses::smallint[],
          p_commit_seqs => @commit_seqs::bigint[], p_results => @results::bytea[], p_details => @details::text[], p_outcome_ids => @outcome_ids::uuid[],
          p_new_clients => @new_clients::text[], p_new_actors => @new_actors::text[]);

@@ -60,8 +60,8 @@ func (i *instance) spoilOutcome(ctx context.Context, clientID, commitID string) 
 	}
 	_, err = i.pool.Exec(ctx, `
 		insert into syncpg.sync_push_results (partition, client_id, client_commit_id,
-		       status, commit_seq, results, recorded_at_ms, outcome_id)
-		values ($1, $2, $3, 1, 1, '\xff', 0, gen_random_uuid())
+		       status, commit_seq, results, recorded_at_ms, outcome_id, schema_version)
+		values ($1, $2, $3, 1, 1, '\xff', 0, gen_random_uuid(), 1)
 		on conflict (partition, client_id, client_commit_id) do update set results = excluded.results`, key...)
 	if err != nil {
 		return nil, fmt.Errorf("spoil the stored outcome: %w", err)
