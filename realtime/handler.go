@@ -215,13 +215,13 @@ func (h *Hub) freeSlot(of client) {
 
 // upgrade upgrades a request for which there is a slot. nil: the upgrade failed and has
 // answered.
-func (h *Hub) upgrade(w http.ResponseWriter, r *http.Request, id round.Identity, name string) (_ *conn, err error) {
+func (h *Hub) upgrade(w http.ResponseWriter, r *http.Request, id round.Identity, name string) (_ *conn, err error) { //nolint:contextcheck // it ends with the request or the hub
 	ctx, cancel := context.WithTimeout(r.Context(), openWithin)
 	defer cancel()
 	h.mu.Lock()
 	base, era := h.base, h.era
 	h.mu.Unlock()
-	defer context.AfterFunc(base, cancel)() //nolint:contextcheck // it ends with either
+	defer context.AfterFunc(base, cancel)()
 	defer func() {
 		if err != nil && base.Err() != nil {
 			err = errNotServing() // when the time to stop is up, nobody waits for answers
