@@ -221,7 +221,7 @@ func (h *Hub) upgrade(w http.ResponseWriter, r *http.Request, id round.Identity,
 	h.mu.Lock()
 	base, era := h.base, h.era
 	h.mu.Unlock()
-	defer context.AfterFunc(base, cancel)()
+	defer context.AfterFunc(base, cancel)() //nolint:contextcheck // it ends with either
 	defer func() {
 		if err != nil && base.Err() != nil {
 			err = errNotServing() // when the time to stop is up, nobody waits for answers
