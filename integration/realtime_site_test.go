@@ -34,6 +34,7 @@ type harbour struct {
 	servers []*syncpg.Server
 	urls    []string
 	http    *http.Client
+	counter *pgtest.Counter // of what the servers send
 }
 
 // newHarbour starts that many servers.
@@ -41,8 +42,9 @@ func newHarbour(t testing.TB, servers int, change func(*syncpg.Config)) *harbour
 	t.Helper()
 	s, err := syncpg.ParseSchema(sample.IR())
 	require.NoError(t, err)
-	h := &harbour{t: t, schema: s, http: &http.Client{Transport: &http.Transport{}}}
+	h := &harbour{t: t, schema: s, http: &http.Client{Transport: &http.Transport{}}, counter: new(pgtest.Counter)}
 	h.db = pgtest.New(t, pgtest.Options{
+		Counter:     h.counter,
 		TemplateKey: "the sample schema",
 		Setup: func(ctx context.Context, conn *pgx.Conn) error {
 			return schemaddl.Install(ctx, conn, s, schemaddl.Options{})

@@ -285,7 +285,7 @@ func (c *conn) serve(base context.Context) {
 	stop()
 	cancel() // a round in flight
 	if v, ok := errors.AsType[*violation](err); ok {
-		c.logViolation(v) //nolint:contextcheck // as all that is logged of a connection
+		c.logViolation(v)
 		c.expel(v)
 	} else {
 		c.kill()

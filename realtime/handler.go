@@ -215,7 +215,7 @@ func (h *Hub) freeSlot(of client) {
 
 // upgrade upgrades a request for which there is a slot. nil: the upgrade failed and has
 // answered.
-func (h *Hub) upgrade(w http.ResponseWriter, r *http.Request, id round.Identity, name string) (_ *conn, err error) {
+func (h *Hub) upgrade(w http.ResponseWriter, r *http.Request, id round.Identity, name string) (_ *conn, err error) { //nolint:contextcheck // it ends with the request or the hub
 	ctx, cancel := context.WithTimeout(r.Context(), openWithin)
 	defer cancel()
 	h.mu.Lock()
