@@ -272,7 +272,8 @@ func (c *chain) leave(gone bool) {
 }
 
 // page returns the i-th page, and waits for it to be built; false when the chain ends
-// before it.
+// before it. Pages that the store would not find are not shared: whoever has come so far
+// reads on by itself.
 func (c *chain) page(ctx context.Context, i int) (segment.Meta, bool, error) {
 	sh := c.s.shared
 	for {
@@ -282,7 +283,7 @@ func (c *chain) page(ctx context.Context, i int) (segment.Meta, bool, error) {
 			m := c.pages[i]
 			sh.mu.Unlock()
 			return m, true, nil
-		case c.complete || c.failed != nil:
+		case c.complete || c.failed != nil || i >= segment.MaxFound:
 			err := c.failed
 			sh.mu.Unlock()
 			return segment.Meta{}, false, err
@@ -420,8 +421,12 @@ func (c *chain) read(ctx context.Context) error {
 		c.scan.restart(c.at)
 		return nil
 	}
-	for pg := c.scan.take(); pg != nil; pg = c.scan.take() {
-		m, err := c.s.put(ctx, c.key.Key, c.pin, pg)
+	for len(c.pages) < segment.MaxFound {
+		pg := c.scan.take()
+		if pg == nil {
+			break
+		}
+		m, err := c.s.put(ctx, c.key.Key, c.pin, int32(len(c.pages)), pg)
 		if err != nil {
 			return err
 		}
@@ -490,12 +495,12 @@ func chainOf(found []segment.Meta, pin, rows int64, from *string, expires int64)
 	}
 }
 
-// put stores a page.
-func (s *Service) put(ctx context.Context, key segment.Key, pin int64, pg *page) (segment.Meta, error) {
+// put stores a page, of which index says which one it is.
+func (s *Service) put(ctx context.Context, key segment.Key, pin int64, index int32, pg *page) (segment.Meta, error) {
 	body := pg.segment()
 	m := segment.Meta{
 		Key: key, ID: segment.ID(body), AsOfCommitSeq: pin,
-		RowCursor: pg.from.cursor(), RowCount: pg.rows, ByteLength: int64(len(body)),
+		RowCursor: pg.from.cursor(), Page: index, RowCount: pg.rows, ByteLength: int64(len(body)),
 	}
 	if pg.more {
 		m.NextRowCursor = pg.next.cursor()
