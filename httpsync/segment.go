@@ -47,13 +47,7 @@ func (h *handler) segment(w http.ResponseWriter, r *http.Request) {
 	if id := r.PathValue("id"); segment.ValidID(id) {
 		told.SegmentID = id
 	}
-	if h.cfg.Events != nil && r.Method == http.MethodGet {
-		began := time.Now()
-		defer func() {
-			told.Duration, told.BytesSent = time.Since(began), out.out.written
-			events.Emit(context.WithoutCancel(r.Context()), h.cfg.Events, *told)
-		}()
-	}
+	defer h.tell(r, out, told, time.Now())
 	defer out.release()
 	defer h.contain(w, r, out)
 
@@ -103,6 +97,15 @@ func (h *handler) segment(w http.ResponseWriter, r *http.Request) {
 		w.Header().Del("Content-Length")
 		told.Code, told.Broken = h.refuse(w, r, err), false
 	}
+}
+
+// tell tells of a download that began then and is over.
+func (h *handler) tell(r *http.Request, out *response, told *events.SegmentServed, began time.Time) {
+	if h.cfg.Events == nil || r.Method != http.MethodGet {
+		return
+	}
+	told.Duration, told.BytesSent = time.Since(began), out.out.written
+	events.Emit(context.WithoutCancel(r.Context()), h.cfg.Events, *told) // the client may have left
 }
 
 // signedToken returns the token of a signed URL, whatever else is in its query.
