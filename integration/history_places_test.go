@@ -79,7 +79,7 @@ type place struct {
 	handler http.Handler
 }
 
-func newPlaces(t *testing.T, dsn string, newest, older *schema.Schema) *places {
+func newPlaces(t *testing.T, dsn string, newest *schema.Schema, older ...*syncpg.Schema) *places {
 	t.Helper()
 	p := &places{transport: &http.Transport{}}
 	t.Cleanup(p.transport.CloseIdleConnections)
@@ -92,7 +92,7 @@ func newPlaces(t *testing.T, dsn string, newest, older *schema.Schema) *places {
 		func(*syncpg.Config) {},
 	} {
 		cfg := worldConfig(newest)
-		cfg.OlderSchemas, cfg.Clock, cfg.SegmentURLs = []*syncpg.Schema{older}, p.clock, signer
+		cfg.OlderSchemas, cfg.Clock, cfg.SegmentURLs = older, p.clock, signer
 		change(&cfg)
 		poolConfig, err := pgxpool.ParseConfig(dsn)
 		require.NoError(t, err)
@@ -152,6 +152,8 @@ type network struct {
 	before  func() // or this happens before it; nil: nothing
 
 	fired, rotated bool
+
+	last *http.Request // for a segment
 }
 
 func (n *network) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -163,6 +165,9 @@ func (n *network) RoundTrip(r *http.Request) (*http.Response, error) {
 				return nil, errors.New("a signed URL is fetched with " + name)
 			}
 		}
+	}
+	if strings.HasPrefix(r.URL.Path, "/segments/") {
+		n.last = r
 	}
 	happens := false
 	if strings.HasPrefix(r.URL.Path, n.path) && (n.after >= 0 || n.before != nil) {
