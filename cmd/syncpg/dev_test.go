@@ -106,6 +106,15 @@ func TestDevServesASchemaOfTheUser(t *testing.T) {
 	require.Contains(t, dev.stop().stdout, "smoke --url "+dev.url+" --schema "+file)
 }
 
+func TestDevServesOlderVersions(t *testing.T) {
+	t.Parallel()
+	first, second := smallSchemas(t)
+	dev := startDev(t, "--data-dir", dataDir(t), "--schema", second, "--older-schema", first)
+	dev.smoke(t, "--schema", second)
+	dev.smoke(t, "--schema", first)
+	require.Contains(t, dev.stop().stdout, "clients of older versions are served: 1\n")
+}
+
 func TestDevEndsWithItsDatabase(t *testing.T) {
 	t.Parallel()
 	dir := dataDir(t)
