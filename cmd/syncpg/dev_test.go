@@ -4,7 +4,6 @@ package main
 
 import (
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -26,21 +25,6 @@ func dataDir(t *testing.T) string {
 	require.NoError(t, os.Chmod(dir, 0o711))
 	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o711))
 	return filepath.Join(dir, "data")
-}
-
-// device is a client of the sample schema in a partition that outlives it.
-func device(t *testing.T, url, id string) *client.Client {
-	t.Helper()
-	transport := &http.Transport{}
-	t.Cleanup(transport.CloseIdleConnections)
-	c, err := client.New(client.Config{
-		URL: url, Header: http.Header{"Authorization": {"Bearer dev:alice:home"}}, ClientID: id, Schema: sampleSchema(t),
-		Wire: ssp2.WireV2, HTTP: &http.Client{Transport: transport},
-	})
-	require.NoError(t, err)
-	require.NoError(t, c.Subscribe("lists", "lists", ssp2.ScopeMap{"team_id": {"red"}}))
-	require.NoError(t, c.Acquire(t.Context()))
-	return c
 }
 
 func TestDevServesAndKeepsItsData(t *testing.T) {
