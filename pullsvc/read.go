@@ -328,6 +328,7 @@ func (p *Pull) classify(ctx context.Context, sub *subscription) error {
 		case cursor > p.gate.MaxCommitSeq:
 			sub.mode = modeBootstrap
 		}
+	case modeReset, modeRevoked:
 	}
 	start := &ssp2.SubStart{ID: sub.req.ID, Status: ssp2.SubActive, EffectiveScopes: sub.effective}
 	switch sub.mode {

@@ -285,8 +285,7 @@ func TestARotationIsToldOf(t *testing.T) {
 	b.exec(t, `select syncpg.sync_rotate_epoch('nobody''s')`)
 	b.exec(t, `select syncpg.sync_rotate_epochs(0)`)
 	a.sink.until(t, "the resets", func() bool { return len(a.sink.calls) == 4 })
-	connected := append([]string{""}, names...) // one for what happened before this listened
-	want := append(connected, "")
+	want := []string{"", names[0], names[1], ""} // the first for what happened before it listened
 	for _, i := range []*instance{a, other} {
 		i.sink.until(t, "the rotation of all", func() bool { return len(i.sink.rotated) == len(want) })
 		require.Equal(t, want, i.sink.rotated)
