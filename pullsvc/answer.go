@@ -130,9 +130,6 @@ func (p *Pull) readPages(results pgx.BatchResults, tasks []pageTask) error {
 			return err
 		}
 		sc := t.sub.scan
-		if sc == nil {
-			continue // it turned out not to be asked for
-		}
 		if len(c.text(2)) > 0 {
 			if err := sc.add(c.integer(1), c.text(2), c.integer(3), c.bytes(4)); err != nil {
 				return err

@@ -13,7 +13,7 @@
 //
 //	revoked    a requested scope is not granted, or the resolver failed (§3.3)
 //	bootstrap  cursor below 0 or above the newest commit, or a resume token (§4.7)
-//	reset      cursor below the horizon (§4.6), with a resume token of there too
+//	reset      cursor below the horizon (§4.6)
 //	window     otherwise (§4.5)
 //
 // A window that was cut short becomes a reset where a bootstrap is the shorter way

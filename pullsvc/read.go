@@ -312,23 +312,19 @@ func (p *Pull) readLease(ctx context.Context, results pgx.BatchResults) error {
 // commit are known, and answers it where that needs no more reading.
 func (p *Pull) classify(ctx context.Context, sub *subscription) error {
 	cursor := sub.req.Cursor
-	switch sub.mode {
-	case modeBootstrap:
-		// A bootstrap that began before the horizon has to begin anew (§4.7), and its client
-		// clears what it has only when it asks without a token (§5.6): rows of its first pages
-		// that were deleted since would stay for ever. Its cursor is below the horizon as well,
-		// which is a reset (§4.6), and that makes it ask so.
-		if sub.resume != nil && sub.resume.pin < p.gate.HorizonSeq && cursor >= 0 && cursor < p.gate.HorizonSeq {
-			sub.mode, sub.shared, sub.scan = modeReset, false, nil
-		}
-	case modeWindow:
+	if sub.mode == modeWindow {
 		switch {
 		case cursor < p.gate.HorizonSeq:
 			sub.mode = modeReset
 		case cursor > p.gate.MaxCommitSeq:
 			sub.mode = modeBootstrap
 		}
-	case modeReset, modeRevoked:
+	}
+	// A bootstrap whose pin the horizon has passed begins anew (§4.7), by way of a reset
+	// (§4.6): its client clears nothing while it holds a token (§5.6), and would keep the
+	// rows of its earlier pages whose deletes are pruned.
+	if sub.mode == modeBootstrap && sub.resume != nil && cursor >= 0 && sub.resume.pin < p.gate.HorizonSeq {
+		sub.mode, sub.shared = modeReset, false
 	}
 	start := &ssp2.SubStart{ID: sub.req.ID, Status: ssp2.SubActive, EffectiveScopes: sub.effective}
 	switch sub.mode {
