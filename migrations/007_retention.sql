@@ -77,10 +77,14 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
-  v_max  bigint;
-  v_free bigint;
-  v_end  bigint;
-  v_dead tid[];
+  v_max    bigint;
+  v_free   bigint;
+  v_end    bigint;
+  v_commit record;
+  v_rows   bigint := 0;
+  v_dead   tid[];
+  v_tables text[];
+  v_keys   text[];
 begin
   busy := p_alone and not pg_try_advisory_xact_lock(1937337955, 1);
   commits := 0;
@@ -108,21 +112,19 @@ begin
     from syncpg.sync_clients as c
    where c.partition = p_partition and c.cursor is not null and c.updated_at_ms >= p_active_since;
 
-  select max(s.commit_seq) into v_end
-    from (
-      select c.commit_seq,
-             sum(c.change_count + 1) over w - c.change_count - 1 as before,
-             bool_and(c.commit_seq <= coalesce(v_free, v_max) or coalesce(c.created_at_ms < p_older_than, false)) over w as free
-        from (
-          select y.commit_seq, y.change_count, y.created_at_ms
-            from syncpg.sync_commits as y
-           where y.partition = p_partition and y.commit_seq > previous_seq and y.commit_seq <= v_max - p_keep
-           order by y.commit_seq
-           limit p_limit
-        ) as c
-      window w as (order by c.commit_seq)
-    ) as s
-   where s.before < p_limit and s.free;
+  -- A loop and no query with a window, which would read p_limit commits, whatever their size.
+  for v_commit in
+    select y.commit_seq, y.change_count, y.created_at_ms
+      from syncpg.sync_commits as y
+     where y.partition = p_partition and y.commit_seq > previous_seq and y.commit_seq <= v_max - p_keep
+     order by y.commit_seq
+     limit p_limit
+  loop
+    exit when v_rows >= p_limit
+           or v_commit.commit_seq > coalesce(v_free, v_max) and not coalesce(v_commit.created_at_ms < p_older_than, false);
+    v_end := v_commit.commit_seq;
+    v_rows := v_rows + 1 + v_commit.change_count;
+  end loop;
   if v_end is null then
     return next;
     return;
@@ -131,30 +133,35 @@ begin
   with gone as (
     delete from syncpg.sync_changes as x
      where x.partition = p_partition and x.commit_seq > previous_seq and x.commit_seq <= v_end
-    returning x.commit_seq, x.table_name, x.scopes
-  ), entries as (
-    select distinct g.commit_seq, g.table_name, k.scope_key
-      from (select distinct g.commit_seq, g.table_name, g.scopes from gone as g) as g
+    returning x.table_name, x.scopes
+  ), keys as (
+    select distinct g.table_name, k.scope_key
+      from (select distinct g.table_name, g.scopes from gone as g) as g
       cross join lateral unnest(g.scopes) as k(scope_key)
-  ), gone_entries as (
-    delete from syncpg.sync_change_scopes as s
-     using entries as e
-     cross join lateral (
-       select x.ctid from syncpg.sync_change_scopes as x
-        where x.partition = p_partition and x.table_name = e.table_name and x.scope_key = e.scope_key
-          and x.commit_seq = e.commit_seq
-        limit 1
-     ) as x
-     where s.ctid = x.ctid
   )
-  select count(*) into changes from gone;
+  select (select count(*) from gone), array_agg(k.table_name), array_agg(k.scope_key)
+    into changes, v_tables, v_keys
+    from keys as k;
+
+  -- A scope has all its entries of the batch next to each other. By array of ctids what was
+  -- found is deleted in the order of the table, without a second look for each row.
+  v_dead := array(
+    select x.ctid
+      from unnest(v_tables, v_keys) as k(table_name, scope_key)
+      cross join lateral (
+        select e.ctid from syncpg.sync_change_scopes as e
+         where e.partition = p_partition and e.table_name = k.table_name and e.scope_key = k.scope_key
+           and e.commit_seq > previous_seq and e.commit_seq <= v_end
+        offset 0
+      ) as x);
+  delete from syncpg.sync_change_scopes as s where s.ctid = any (v_dead);
 
   v_dead := array(
     select x.ctid from syncpg.sync_tombstones as x
      where x.partition = p_partition and x.commit_seq > previous_seq and x.commit_seq <= v_end
      order by x.commit_seq);
-  delete from syncpg.sync_tombstones as t using unnest(v_dead) as d(ctid) where t.ctid = d.ctid;
-  tombstones := cardinality(v_dead);
+  delete from syncpg.sync_tombstones as t where t.ctid = any (v_dead);
+  get diagnostics tombstones = row_count;
 
   delete from syncpg.sync_commits as y
    where y.partition = p_partition and y.commit_seq > previous_seq and y.commit_seq <= v_end;
@@ -300,7 +307,7 @@ $$;
 comment on function syncpg.sync_list_prunable_partitions(text, bigint, integer) is
   'The first p_limit partitions after p_after, in byte order, whose log holds more than p_more_than commits. Takes no locks.';
 
-create function syncpg.sync_rotate_epoch(p_partition text)
+create function syncpg.sync_renew_epoch(p_partition text)
 returns table (previous_epoch text, log_epoch text, clients bigint)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -321,7 +328,7 @@ begin
   update syncpg.sync_partition_registry as r
      set log_epoch = replace(gen_random_uuid()::text, '-', ''), epoch_required = true
    where r.partition = p_partition
-  returning r.log_epoch into sync_rotate_epoch.log_epoch;
+  returning r.log_epoch into sync_renew_epoch.log_epoch;
   update syncpg.sync_clients as c set cursor = null, subscriptions = null, wire_version = null
    where c.partition = p_partition and (c.cursor is not null or c.subscriptions is not null or c.wire_version is not null);
   get diagnostics clients = row_count;
@@ -330,8 +337,27 @@ begin
   return next;
 end
 $$;
+comment on function syncpg.sync_renew_epoch(text) is
+  'For sync_rotate_epoch and sync_rotate_epochs: gives a partition a new log epoch that nobody can guess, requires it from now on, so that wire version 1 is refused, and deletes what its clients'' pulls left: cursor, subscriptions, wire version (§2.1), auth lease (§7.3). The actor that a client belongs to stays, since nobody else may ask for its outcomes. Returns the epochs, NULL when there is no such partition, and the number of clients. Locks: the partition''s row of sync_partitions FOR UPDATE, the registry row, the clients, their leases.';
+
+create function syncpg.sync_rotate_epoch(p_partition text)
+returns table (previous_epoch text, log_epoch text, clients bigint)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  select e.previous_epoch, e.log_epoch, e.clients
+    into sync_rotate_epoch.previous_epoch, sync_rotate_epoch.log_epoch, sync_rotate_epoch.clients
+    from syncpg.sync_renew_epoch(p_partition) as e;
+  if log_epoch is not null then
+    perform pg_notify('syncpg', 'e' || json_build_array(p_partition)::text);
+  end if;
+  return next;
+end
+$$;
 comment on function syncpg.sync_rotate_epoch(text) is
-  'Gives a partition a new log epoch that nobody can guess, requires it from now on, so that wire version 1 is refused, and deletes what its clients'' pulls left: cursor, subscriptions, wire version (§2.1), auth lease (§7.3). The actor that a client belongs to stays, since nobody else may ask for its outcomes. Returns the epochs, NULL when there is no such partition, and the number of clients. Locks: the partition''s row of sync_partitions FOR UPDATE, the registry row, the clients, their leases.';
+  'Gives a partition a new log epoch (sync_renew_epoch), and tells the servers that listen, once it is committed. Returns the epochs, NULL when there is no such partition, and the number of clients. Locks: those of sync_renew_epoch, and at the commit the notification queue of the database.';
 
 create function syncpg.sync_rotate_epochs(p_now bigint)
 returns table (partitions bigint, clients bigint)
@@ -349,15 +375,16 @@ begin
   on conflict (partition) do nothing;
   lock table syncpg.sync_partition_registry in share row exclusive mode;
   for v_partition in select r.partition from syncpg.sync_partition_registry as r order by r.partition loop
-    select e.clients into v_clients from syncpg.sync_rotate_epoch(v_partition) as e;
+    select e.clients into v_clients from syncpg.sync_renew_epoch(v_partition) as e;
     partitions := partitions + 1;
     clients := clients + v_clients;
   end loop;
+  perform pg_notify('syncpg', 'e');
   return next;
 end
 $$;
 comment on function syncpg.sync_rotate_epochs(bigint) is
-  'Rotates the epoch of every partition (sync_rotate_epoch), all or none, and requires it of the partitions that are made from now on: one that a restored backup does not know has clients too. Returns how many partitions, and clients with a cursor, there were. Locks: the registry, SHARE ROW EXCLUSIVE, so that none is made meanwhile; then every partition.';
+  'Rotates the epoch of every partition (sync_renew_epoch), all or none, tells the servers that listen once that is committed, and requires it of the partitions that are made from now on: one that a restored backup does not know has clients too. Returns how many partitions, and clients with a cursor, there were. Locks: the registry, SHARE ROW EXCLUSIVE, so that none is made meanwhile; then every partition; at the commit the notification queue of the database.';
 
 revoke execute on all functions in schema syncpg from public;
 insert into syncpg.sync_migrations (version, breaking) values (7, false);
@@ -366,6 +393,7 @@ insert into syncpg.sync_migrations (version, breaking) values (7, false);
 
 drop function syncpg.sync_rotate_epochs(bigint);
 drop function syncpg.sync_rotate_epoch(text);
+drop function syncpg.sync_renew_epoch(text);
 drop function syncpg.sync_list_prunable_partitions(text, bigint, integer);
 drop function syncpg.sync_compact_log(text, text, bigint, bigint, integer, boolean);
 drop function syncpg.sync_prune_log(text, text, bigint, bigint, bigint, integer, boolean);

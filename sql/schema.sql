@@ -895,10 +895,14 @@ CREATE FUNCTION syncpg.sync_prune_log(p_partition text, p_log_epoch text, p_acti
     AS $$
 #variable_conflict use_column
 declare
-  v_max  bigint;
-  v_free bigint;
-  v_end  bigint;
-  v_dead tid[];
+  v_max    bigint;
+  v_free   bigint;
+  v_end    bigint;
+  v_commit record;
+  v_rows   bigint := 0;
+  v_dead   tid[];
+  v_tables text[];
+  v_keys   text[];
 begin
   busy := p_alone and not pg_try_advisory_xact_lock(1937337955, 1);
   commits := 0;
@@ -926,21 +930,19 @@ begin
     from syncpg.sync_clients as c
    where c.partition = p_partition and c.cursor is not null and c.updated_at_ms >= p_active_since;
 
-  select max(s.commit_seq) into v_end
-    from (
-      select c.commit_seq,
-             sum(c.change_count + 1) over w - c.change_count - 1 as before,
-             bool_and(c.commit_seq <= coalesce(v_free, v_max) or coalesce(c.created_at_ms < p_older_than, false)) over w as free
-        from (
-          select y.commit_seq, y.change_count, y.created_at_ms
-            from syncpg.sync_commits as y
-           where y.partition = p_partition and y.commit_seq > previous_seq and y.commit_seq <= v_max - p_keep
-           order by y.commit_seq
-           limit p_limit
-        ) as c
-      window w as (order by c.commit_seq)
-    ) as s
-   where s.before < p_limit and s.free;
+  -- A loop and no query with a window, which would read p_limit commits, whatever their size.
+  for v_commit in
+    select y.commit_seq, y.change_count, y.created_at_ms
+      from syncpg.sync_commits as y
+     where y.partition = p_partition and y.commit_seq > previous_seq and y.commit_seq <= v_max - p_keep
+     order by y.commit_seq
+     limit p_limit
+  loop
+    exit when v_rows >= p_limit
+           or v_commit.commit_seq > coalesce(v_free, v_max) and not coalesce(v_commit.created_at_ms < p_older_than, false);
+    v_end := v_commit.commit_seq;
+    v_rows := v_rows + 1 + v_commit.change_count;
+  end loop;
   if v_end is null then
     return next;
     return;
@@ -949,30 +951,35 @@ begin
   with gone as (
     delete from syncpg.sync_changes as x
      where x.partition = p_partition and x.commit_seq > previous_seq and x.commit_seq <= v_end
-    returning x.commit_seq, x.table_name, x.scopes
-  ), entries as (
-    select distinct g.commit_seq, g.table_name, k.scope_key
-      from (select distinct g.commit_seq, g.table_name, g.scopes from gone as g) as g
+    returning x.table_name, x.scopes
+  ), keys as (
+    select distinct g.table_name, k.scope_key
+      from (select distinct g.table_name, g.scopes from gone as g) as g
       cross join lateral unnest(g.scopes) as k(scope_key)
-  ), gone_entries as (
-    delete from syncpg.sync_change_scopes as s
-     using entries as e
-     cross join lateral (
-       select x.ctid from syncpg.sync_change_scopes as x
-        where x.partition = p_partition and x.table_name = e.table_name and x.scope_key = e.scope_key
-          and x.commit_seq = e.commit_seq
-        limit 1
-     ) as x
-     where s.ctid = x.ctid
   )
-  select count(*) into changes from gone;
+  select (select count(*) from gone), array_agg(k.table_name), array_agg(k.scope_key)
+    into changes, v_tables, v_keys
+    from keys as k;
+
+  -- A scope has all its entries of the batch next to each other. By array of ctids what was
+  -- found is deleted in the order of the table, without a second look for each row.
+  v_dead := array(
+    select x.ctid
+      from unnest(v_tables, v_keys) as k(table_name, scope_key)
+      cross join lateral (
+        select e.ctid from syncpg.sync_change_scopes as e
+         where e.partition = p_partition and e.table_name = k.table_name and e.scope_key = k.scope_key
+           and e.commit_seq > previous_seq and e.commit_seq <= v_end
+        offset 0
+      ) as x);
+  delete from syncpg.sync_change_scopes as s where s.ctid = any (v_dead);
 
   v_dead := array(
     select x.ctid from syncpg.sync_tombstones as x
      where x.partition = p_partition and x.commit_seq > previous_seq and x.commit_seq <= v_end
      order by x.commit_seq);
-  delete from syncpg.sync_tombstones as t using unnest(v_dead) as d(ctid) where t.ctid = d.ctid;
-  tombstones := cardinality(v_dead);
+  delete from syncpg.sync_tombstones as t where t.ctid = any (v_dead);
+  get diagnostics tombstones = row_count;
 
   delete from syncpg.sync_commits as y
    where y.partition = p_partition and y.commit_seq > previous_seq and y.commit_seq <= v_end;
@@ -1471,6 +1478,38 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_schema_version integer, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) IS 'Records outcomes, whose rows are of p_schema_version (a seq of 0 and details of '''' stand for none), and binds clients seen for the first time to their actor (§1.5). The first outcome of a commit stands: SQLSTATE 23505 when there is one, SY003 when a client belongs to another actor. The caller holds the partition lock.';
 
+CREATE FUNCTION syncpg.sync_renew_epoch(p_partition text) RETURNS TABLE(previous_epoch text, log_epoch text, clients bigint)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+  clients := 0;
+  perform 1 from syncpg.sync_partitions as p where p.partition = p_partition for update;
+  select r.log_epoch into previous_epoch
+    from syncpg.sync_partition_registry as r where r.partition = p_partition for update;
+  if not found then
+    return next;
+    return;
+  end if;
+  update syncpg.sync_partition_registry as r
+     set log_epoch = replace(gen_random_uuid()::text, '-', ''), epoch_required = true
+   where r.partition = p_partition
+  returning r.log_epoch into sync_renew_epoch.log_epoch;
+  update syncpg.sync_clients as c set cursor = null, subscriptions = null, wire_version = null
+   where c.partition = p_partition and (c.cursor is not null or c.subscriptions is not null or c.wire_version is not null);
+  get diagnostics clients = row_count;
+  -- A backup may hold leases from before they were revoked.
+  delete from syncpg.sync_leases as l where l.partition = p_partition;
+  return next;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_renew_epoch(p_partition text) IS 'For sync_rotate_epoch and sync_rotate_epochs: gives a partition a new log epoch that nobody can guess, requires it from now on, so that wire version 1 is refused, and deletes what its clients'' pulls left: cursor, subscriptions, wire version (§2.1), auth lease (§7.3). The actor that a client belongs to stays, since nobody else may ask for its outcomes. Returns the epochs, NULL when there is no such partition, and the number of clients. Locks: the partition''s row of sync_partitions FOR UPDATE, the registry row, the clients, their leases.';
+
 CREATE FUNCTION syncpg.sync_retry_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_now bigint) RETURNS boolean
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1493,34 +1532,20 @@ COMMENT ON FUNCTION syncpg.sync_retry_reaction(p_partition text, p_client_id tex
 CREATE FUNCTION syncpg.sync_rotate_epoch(p_partition text) RETURNS TABLE(previous_epoch text, log_epoch text, clients bigint)
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
-    SET plan_cache_mode TO 'force_generic_plan'
-    SET enable_seqscan TO 'off'
-    SET enable_bitmapscan TO 'off'
     AS $$
 #variable_conflict use_column
 begin
-  clients := 0;
-  perform 1 from syncpg.sync_partitions as p where p.partition = p_partition for update;
-  select r.log_epoch into previous_epoch
-    from syncpg.sync_partition_registry as r where r.partition = p_partition for update;
-  if not found then
-    return next;
-    return;
+  select e.previous_epoch, e.log_epoch, e.clients
+    into sync_rotate_epoch.previous_epoch, sync_rotate_epoch.log_epoch, sync_rotate_epoch.clients
+    from syncpg.sync_renew_epoch(p_partition) as e;
+  if log_epoch is not null then
+    perform pg_notify('syncpg', 'e' || json_build_array(p_partition)::text);
   end if;
-  update syncpg.sync_partition_registry as r
-     set log_epoch = replace(gen_random_uuid()::text, '-', ''), epoch_required = true
-   where r.partition = p_partition
-  returning r.log_epoch into sync_rotate_epoch.log_epoch;
-  update syncpg.sync_clients as c set cursor = null, subscriptions = null, wire_version = null
-   where c.partition = p_partition and (c.cursor is not null or c.subscriptions is not null or c.wire_version is not null);
-  get diagnostics clients = row_count;
-  -- A backup may hold leases from before they were revoked.
-  delete from syncpg.sync_leases as l where l.partition = p_partition;
   return next;
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_rotate_epoch(p_partition text) IS 'Gives a partition a new log epoch that nobody can guess, requires it from now on, so that wire version 1 is refused, and deletes what its clients'' pulls left: cursor, subscriptions, wire version (§2.1), auth lease (§7.3). The actor that a client belongs to stays, since nobody else may ask for its outcomes. Returns the epochs, NULL when there is no such partition, and the number of clients. Locks: the partition''s row of sync_partitions FOR UPDATE, the registry row, the clients, their leases.';
+COMMENT ON FUNCTION syncpg.sync_rotate_epoch(p_partition text) IS 'Gives a partition a new log epoch (sync_renew_epoch), and tells the servers that listen, once it is committed. Returns the epochs, NULL when there is no such partition, and the number of clients. Locks: those of sync_renew_epoch, and at the commit the notification queue of the database.';
 
 CREATE FUNCTION syncpg.sync_rotate_epochs(p_now bigint) RETURNS TABLE(partitions bigint, clients bigint)
     LANGUAGE plpgsql
@@ -1537,15 +1562,16 @@ begin
   on conflict (partition) do nothing;
   lock table syncpg.sync_partition_registry in share row exclusive mode;
   for v_partition in select r.partition from syncpg.sync_partition_registry as r order by r.partition loop
-    select e.clients into v_clients from syncpg.sync_rotate_epoch(v_partition) as e;
+    select e.clients into v_clients from syncpg.sync_renew_epoch(v_partition) as e;
     partitions := partitions + 1;
     clients := clients + v_clients;
   end loop;
+  perform pg_notify('syncpg', 'e');
   return next;
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_rotate_epochs(p_now bigint) IS 'Rotates the epoch of every partition (sync_rotate_epoch), all or none, and requires it of the partitions that are made from now on: one that a restored backup does not know has clients too. Returns how many partitions, and clients with a cursor, there were. Locks: the registry, SHARE ROW EXCLUSIVE, so that none is made meanwhile; then every partition.';
+COMMENT ON FUNCTION syncpg.sync_rotate_epochs(p_now bigint) IS 'Rotates the epoch of every partition (sync_renew_epoch), all or none, tells the servers that listen once that is committed, and requires it of the partitions that are made from now on: one that a restored backup does not know has clients too. Returns how many partitions, and clients with a cursor, there were. Locks: the registry, SHARE ROW EXCLUSIVE, so that none is made meanwhile; then every partition; at the commit the notification queue of the database.';
 
 CREATE FUNCTION syncpg.sync_scan_rows(p_partition text, p_tables text[], p_scopes text[], p_pins bigint[], p_firsts integer[], p_afters text[], p_limit integer, p_page_bytes bigint, p_max_bytes bigint) RETURNS TABLE(ord integer, value_ord integer, row_id text, server_version bigint, payload bytea)
     LANGUAGE plpgsql STABLE
@@ -2090,6 +2116,8 @@ REVOKE ALL ON FUNCTION syncpg.sync_record_acks(p_partitions text[], p_client_ids
 REVOKE ALL ON FUNCTION syncpg.sync_record_client(p_partition text, p_client_id text, p_actor_id text, p_wire_version smallint, p_cursor bigint, p_subscriptions text, p_now bigint, p_relaxed boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_schema_version integer, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_renew_epoch(p_partition text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_retry_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_now bigint) FROM PUBLIC;
 
