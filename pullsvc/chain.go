@@ -333,7 +333,7 @@ func (c *chain) run(ctx context.Context) {
 			c.failed = err
 			sh.forget(c)
 		}
-		if stopped || c.failed != nil || c.complete || len(c.pages) >= c.want || c.users == 0 {
+		if stopped || c.failed != nil || c.complete || len(c.pages) >= c.want {
 			c.cancel()
 			close(c.running)
 			c.running = nil

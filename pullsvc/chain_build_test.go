@@ -158,6 +158,7 @@ func TestABuildOutlivesItsClients(t *testing.T) {
 				require.Equal(t, 3, g.puts)
 			}
 			require.NoError(t, b.Stop(t.Context()))
+			require.Zero(t, b.Chains(), "nothing is left of it but the segments")
 		}
 	})
 }
@@ -188,6 +189,7 @@ func TestStopEndsBuilds(t *testing.T) {
 		require.Equal(t, int32(2), g.gaveUp.Load())
 		close(g.release)
 		require.NoError(t, <-stays.ended)
+		require.Zero(t, b.Chains())
 	})
 }
 
@@ -279,6 +281,24 @@ func TestBuildsAreBounded(t *testing.T) {
 		require.NoError(t, <-back.ended)
 		require.NoError(t, b.Stop(t.Context()))
 	})
+}
+
+// TestAChainGrowsAsFarAsIsWaitedFor: by what one statement reads beyond, which is stored
+// before the client that wanted less of it is done.
+func TestAChainGrowsAsFarAsIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	b, kept := shared(t, with(func(c *pullsvc.Config) { c.BufferBytes = 192 << 10 }))
+	b.fill(t, "x", 10_000)
+	req := bootstrapping("c1", rowsLane, 1000)
+	req.Header.MaxSnapshotPages = 1
+	puts := []int{1, 3, 3}
+	for _, want := range puts {
+		got := b.pull(t, req)[0]
+		require.Len(t, got.Refs, 1)
+		require.Equal(t, want, kept.puts)
+		req.Subscriptions[0].Cursor, req.Subscriptions[0].BootstrapState = got.End.NextCursor, got.End.BootstrapState
+	}
+	require.Zero(t, b.Chains())
 }
 
 // TestImageOfTwoReads: an image begins with what told that its scope is large. A row that
