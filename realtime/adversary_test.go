@@ -6,6 +6,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/coder/websocket"
 	"github.com/stretchr/testify/require"
@@ -223,4 +224,31 @@ func TestOriginsThatMayNot(t *testing.T) {
 		require.Error(t, err, origin)
 		require.Equal(t, 403, res.StatusCode, origin)
 	}
+}
+
+// TestDisconnectReachesOtherProcesses: what another process tells ends the connections that
+// are older than that, here as there.
+func TestDisconnectReachesOtherProcesses(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{})
+	a, b := w.on("ada", "o1"), w.on("bob", "o1")
+	before := time.Now().Add(-time.Hour)
+	w.hub.Notice(fanout.Notice{Partition: "acme", Actor: "ada", At: before})
+	w.hub.Notice(fanout.Notice{Partition: "other", Actor: "ada", At: time.Now()})
+	w.hub.Notice(fanout.Notice{Partition: "acme", Actor: "cyd", At: time.Now()})
+	w.commit(change("d1", "o1", "f"))
+	a.expect("delta s:1[d1]>1")
+	w.hub.Notice(fanout.Notice{Partition: "acme", Actor: "ada", At: time.Now()})
+	require.ErrorIs(t, a.next().err, io.EOF)
+	w.settleAt(1)
+	b.expect("delta s:1[d1]>1")
+	require.Empty(t, w.fan.notices, "what was heard is not told on")
+
+	require.Equal(t, 1, w.hub.Disconnect("acme", "bob"))
+	require.Equal(t, []fanout.Notice{{Partition: "acme", Actor: "bob"}}, w.fan.notices)
+	c := w.on("cyd", "o1")
+	w.hub.Notice(fanout.Notice{At: before})
+	c.ping()
+	w.hub.Notice(fanout.Notice{At: time.Now()})
+	require.ErrorIs(t, c.next().err, io.EOF, "too many to be named")
 }
