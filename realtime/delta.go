@@ -89,6 +89,15 @@ func (h *Hub) Reset(name string, seq int64) {
 	clear(p.told)
 }
 
+// Rotated implements [fanout.Sink].
+func (h *Hub) Rotated(name string) {
+	if name == "" {
+		h.cfg.Gate.ForgetAll()
+		return
+	}
+	h.cfg.Gate.Forget(name)
+}
+
 // registered returns the connections that have registrations.
 func (p *partition) registered() []*conn {
 	p.tick++

@@ -36,6 +36,7 @@ type recorder struct {
 	calls    []call
 	presence []fanout.Presence
 	notices  []fanout.Notice
+	rotated  []string
 	changed  chan struct{} // closed at the next call
 	hold     func(call)    // called first, when set
 }
@@ -67,6 +68,10 @@ func (r *recorder) Lost(partition string, seq int64) {
 
 func (r *recorder) Reset(partition string, seq int64) {
 	r.record(call{Kind: "reset", Partition: partition, Seq: seq})
+}
+
+func (r *recorder) Rotated(partition string) {
+	r.add(func() { r.rotated = append(r.rotated, partition) })
 }
 
 func (r *recorder) Presence(msg fanout.Presence) {
