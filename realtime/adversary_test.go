@@ -11,6 +11,7 @@ import (
 	"github.com/coder/websocket"
 	"github.com/stretchr/testify/require"
 
+	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/realtime"
 	"github.com/syncpg/syncpg/realtime/fanout"
 	"github.com/syncpg/syncpg/scope"
@@ -108,6 +109,7 @@ func TestAClientThatReadsNoRefusals(t *testing.T) {
 		if err := ws.Write(ctx, websocket.MessageText, text); err != nil {
 			require.NoError(t, ctx.Err())
 			w.settleAt(0)
+			require.Equal(t, 1, w.dropped(events.DropUnread))
 			return
 		}
 	}

@@ -81,8 +81,8 @@ func (f *Fanout) Notify(n Notice) {
 
 // retell makes all that is remembered be told again. The lock is held.
 func (o *outbox) retell() {
-	once := slices.DeleteFunc(o.tell, func(t *told) bool { return t.kept })
-	o.tell = append(once, o.remembered...)
+	o.tell = slices.DeleteFunc(o.tell, func(t *told) bool { return t.kept })
+	o.tell = append(o.tell, o.remembered...)
 	slices.SortFunc(o.tell, func(a, b *told) int { return cmp.Compare(a.version, b.version) })
 }
 

@@ -1,7 +1,7 @@
 package fanout
 
 import (
-	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -24,7 +24,7 @@ func TestNoticesAreBounded(t *testing.T) {
 	t.Parallel()
 	f := &Fanout{outbox: newOutbox("a", true)}
 	for i := range maxNotices + 10 {
-		f.Notify(Notice{Partition: "acme", Actor: fmt.Sprint(i), At: time.Now()})
+		f.Notify(Notice{Partition: "acme", Actor: strconv.Itoa(i), At: time.Now()})
 	}
 	require.Len(t, f.outbox.tell, 10, "everybody, and nine more")
 	require.Equal(t, Notice{At: f.outbox.tell[0].At}, f.outbox.tell[0].Notice)

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/syncpg/syncpg/db"
+	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/internal/pgtx"
 )
 
@@ -299,7 +300,11 @@ func (f *Fanout) send(ctx context.Context) {
 func (f *Fanout) notify(ctx context.Context, payloads []string) error {
 	ctx, cancel := context.WithTimeout(ctx, queryWithin)
 	defer cancel()
-	return f.queries.RealtimeNotify(ctx, db.RealtimeNotifyParams{Payloads: payloads})
+	err := f.queries.RealtimeNotify(ctx, db.RealtimeNotifyParams{Payloads: payloads})
+	if err == nil {
+		events.Emit(ctx, f.cfg.Events, events.FanoutNotified{Notifications: len(payloads)})
+	}
+	return err
 }
 
 // sayGoodbye tells the others that no client is left. Who does not hear it finds out by
