@@ -254,3 +254,19 @@ func TestDisconnectReachesOtherProcesses(t *testing.T) {
 	w.hub.Notice(fanout.Notice{At: time.Now()})
 	require.ErrorIs(t, c.next().err, io.EOF, "too many to be named")
 }
+
+// TestWhatIsHeldBackOfAClientThatMoved is not let through: it is older than what the client
+// published in the other process (§8.6.4).
+func TestWhatIsHeldBackOfAClientThatMoved(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{PresenceInterval: time.Second})
+	a, b := w.on("a", "o1"), w.on("b", "o1")
+	a.present("org:o1", `{"n":1}`)
+	a.present("org:o1", `{"n":2}`)
+	b.expect(`join org:o1 a/a {"n":1}`)
+	key := fanout.PresenceKey{Partition: "acme", ScopeKey: "org:o1", ActorID: "a", ClientID: "a"}
+	w.hub.Presence(fanout.Presence{PresenceKey: key, Instance: "other", Doc: []byte(`{"n":3}`)})
+	b.expect(`update org:o1 a/a {"n":3}`)
+	w.hub.ReleasePresence()
+	b.nothing(w)
+}
