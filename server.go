@@ -106,6 +106,7 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 		Schema: cfg.Schema, Versions: versions, Clock: cfg.Clock, Gate: epochs, Events: sink, Logger: cfg.Logger,
 		InlineSegmentMaxBytes: cfg.InlineSegmentMaxBytes, Segments: segments, URLs: cfg.SegmentURLs,
 		MaxSubscriptions: cfg.MaxSubscriptions, MaxScopeValues: cfg.MaxScopeValues,
+		Listed:         s.listed,
 		CatchUpChanges: cfg.CatchUpChanges, ImageDir: cfg.ImageDir, MaxBuilds: cfg.MaxBuilds,
 	}); err != nil {
 		return nil, err
@@ -185,6 +186,24 @@ func (s *Server) committed(partition string, seq int64) {
 	for _, tell := range s.listeners {
 		tell(partition, seq)
 	}
+}
+
+// listed passes on that a client has another subscription list.
+func (s *Server) listed(partition, clientID string, schemaVersion int32) {
+	if s.hub != nil {
+		s.hub.Listed(partition, clientID, schemaVersion)
+	}
+}
+
+// Disconnect ends the sockets of an actor in all processes that serve the database, and
+// returns how many there were in this one: call it when an actor lost a scope, after
+// ResolveScopes knows, since what a socket may get was resolved before. See
+// [realtime.Hub.Disconnect] for what other processes hear and when. Between Start and Stop.
+func (s *Server) Disconnect(partition, actor string) int {
+	if s.hub == nil {
+		return 0
+	}
+	return s.hub.Disconnect(partition, actor)
 }
 
 // Handler returns the HTTP side: POST /sync, GET /segments/{id}, GET /realtime, GET /healthz,

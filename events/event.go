@@ -279,3 +279,78 @@ type RealtimeWakeSent struct {
 
 // EventName returns "realtime.wake".
 func (RealtimeWakeSent) EventName() string { return "realtime.wake" }
+
+// DropReason is why the server ended a realtime connection whose client is not there.
+type DropReason string
+
+// Reasons of RealtimeDropped.
+const (
+	DropUnread  DropReason = "unread"  // it does not read what it is sent
+	DropSilent  DropReason = "silent"  // it answers no ping
+	DropStalled DropReason = "stalled" // a request of it does not go on
+)
+
+// RealtimeDropped says that the server ends a realtime connection whose client does not take
+// part in it, "realtime.dropped".
+type RealtimeDropped struct {
+	Session
+	Reason DropReason
+}
+
+// EventName returns "realtime.dropped".
+func (RealtimeDropped) EventName() string { return "realtime.dropped" }
+
+// FanoutListening says that a process hears notifications from here on, "fanout.listening".
+type FanoutListening struct{}
+
+// EventName returns "fanout.listening".
+func (FanoutListening) EventName() string { return "fanout.listening" }
+
+// FanoutDeaf says that a process cannot listen for notifications, and will connect again,
+// "fanout.deaf".
+type FanoutDeaf struct {
+	Failures int // in a row
+	Err      error
+}
+
+// EventName returns "fanout.deaf".
+func (FanoutDeaf) EventName() string { return "fanout.deaf" }
+
+// FanoutNotified says that notifications went out in one statement, "fanout.notified".
+type FanoutNotified struct{ Notifications int }
+
+// EventName returns "fanout.notified".
+func (FanoutNotified) EventName() string { return "fanout.notified" }
+
+// FanoutHeard says that a notification arrived, one of this process included, "fanout.heard".
+type FanoutHeard struct{ Bytes int }
+
+// EventName returns "fanout.heard".
+func (FanoutHeard) EventName() string { return "fanout.heard" }
+
+// FanoutRead says that the log was read for partitions that may have news, "fanout.read".
+type FanoutRead struct {
+	Partitions, Commits int
+	Duration            time.Duration
+	Err                 error // it is tried again
+}
+
+// EventName returns "fanout.read".
+func (FanoutRead) EventName() string { return "fanout.read" }
+
+// FanoutPolled says that the watched partitions were looked at, "fanout.polled".
+type FanoutPolled struct{ Found int } // partitions with news that nobody had told of
+
+// EventName returns "fanout.polled".
+func (FanoutPolled) EventName() string { return "fanout.polled" }
+
+// FanoutLost says that commits of a partition are not given to its sockets, whose clients
+// are told to pull, "fanout.lost".
+type FanoutLost struct {
+	Partition string
+	Seq       int64 // the newest of them
+	Reset     bool  // the log became another one
+}
+
+// EventName returns "fanout.lost".
+func (FanoutLost) EventName() string { return "fanout.lost" }

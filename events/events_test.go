@@ -40,6 +40,14 @@ var every = []events.Event{
 	events.RealtimeDisconnected{},
 	events.RealtimeDeltaSent{},
 	events.RealtimeWakeSent{},
+	events.RealtimeDropped{},
+	events.FanoutListening{},
+	events.FanoutDeaf{},
+	events.FanoutNotified{},
+	events.FanoutHeard{},
+	events.FanoutRead{},
+	events.FanoutPolled{},
+	events.FanoutLost{},
 }
 
 // sink is a function as a sink.

@@ -5,12 +5,16 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/coder/websocket"
 	"github.com/google/go-cmp/cmp"
 	"github.com/stretchr/testify/require"
 
+	"github.com/syncpg/syncpg"
+	"github.com/syncpg/syncpg/scope"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
@@ -248,4 +252,40 @@ func TestRealtimeReconnectStorm(t *testing.T) {
 		require.Equal(t, []string{"delta 13"}, b.calm())
 	}
 	h.sameRows(boats...)
+}
+
+// TestDisconnectCrossesServers: who lost a scope is cut off where it is connected, whichever
+// server the host tells, and sees what it may see now when it is back (§3.3, §8.1).
+func TestDisconnectCrossesServers(t *testing.T) {
+	t.Parallel()
+	var revoked atomic.Bool
+	h := newHarbour(t, 2, func(c *syncpg.Config) {
+		c.ResolveScopes = func(_ context.Context, r syncpg.ScopeRequest) (scope.Allowed, error) {
+			if r.Actor == "a" && revoked.Load() {
+				return scope.Allowed{"team_id": {"blue"}}, nil
+			}
+			return scope.Allowed{"team_id": {"*"}}, nil
+		}
+	})
+	a, b := h.device(1, "a", "red").connect(1), h.device(1, "b", "red").connect(1)
+	a.sync()
+	b.sync()
+	revoked.Store(true)
+	require.Zero(t, h.servers[0].Disconnect("acme", "a"), "it is connected to the other one")
+	for ended := false; !ended; {
+		select {
+		case arrived := <-a.arrive:
+			require.Nil(t, arrived.delta)
+			ended = arrived.err != nil
+		case <-time.After(patience):
+			require.FailNow(t, "it is still connected")
+		}
+	}
+	b.push("x")
+	require.Equal(t, []string{"wake catchup-required"}, b.calm(), "it is connected as before")
+	a.connect(1)
+	require.True(t, a.hello.RequiresSync, "it is to learn what it lost")
+	b.push("y")
+	require.Empty(t, a.calm())
+	require.Equal(t, 1, h.servers[1].Disconnect("acme", "b"))
 }

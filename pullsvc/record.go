@@ -93,6 +93,9 @@ func (p *Pull) record(ctx context.Context) error {
 		case err == nil && actor != p.req.Actor:
 			return errOtherActor()
 		case err == nil:
+			if !known && p.s.listed != nil {
+				p.s.listed(p.req.Partition, p.req.ClientID, p.version)
+			}
 			return nil
 		case attempt == maxAttempts || !pgtx.Retryable(err):
 			return fmt.Errorf("recording the client: %w", err)

@@ -71,7 +71,13 @@ func TestRecord(t *testing.T) {
 // what only moves cursor and time does not wait for the disk.
 func TestRecordOnChange(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	listed := 0
+	b := setup(t, func(_ *pgtest.Options, cfg *pullsvc.Config) {
+		cfg.Listed = func(_, clientID string, version int32) {
+			require.Equal(t, []any{"c1", cfg.Schema.Version}, []any{clientID, version})
+			listed++
+		}
+	})
 	for _, sql := range []string{
 		`create table public.written (synchronous_commit text)`,
 		`create function public.note_written() returns trigger language plpgsql as $$
@@ -111,13 +117,14 @@ func TestRecordOnChange(t *testing.T) {
 		if step.edit != nil {
 			step.edit(&req)
 		}
-		before := b.record(t, "c1")
+		before, lists := b.record(t, "c1"), listed
 		b.counter.Reset()
 		p, err := b.Begin(t.Context(), req)
 		require.NoError(t, err, step.name)
 		p.Close()
 		wrote := b.counter.Autocommits()
 		after := b.record(t, "c1")
+		require.Equal(t, step.written == "durable", listed > lists, "%s: who asks is told of another list", step.name)
 		if step.written == "" {
 			require.Zero(t, wrote, step.name)
 			require.Equal(t, before, after, step.name)

@@ -90,6 +90,10 @@ type Config struct {
 	// once their payloads reach it, and no further subscription is read ahead. A
 	// response holds about four times as much, and one commit or row. Default 2 MiB.
 	BufferBytes int
+	// Listed is told when a pull has recorded another subscription list for a client (§8.1),
+	// before anything of the response is sent, with the schema version that the list is in.
+	// It must not block. Default: nobody.
+	Listed func(partition, clientID string, schemaVersion int32)
 	// Events receives events.PullServed for each subscription that was answered, when
 	// the stream ends. Default: nobody.
 	Events events.Sink
@@ -116,6 +120,7 @@ type Service struct {
 	buildTime        time.Duration
 	inlineMax        int
 	bufferBytes      int64
+	listed           func(partition, clientID string, schemaVersion int32)
 	events           events.Sink
 	log              *slog.Logger
 	streams          [][]pgtx.Statement // by table and scope: schemaddl.StreamRowsSQL
@@ -191,7 +196,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
-	s.events = events.Safe(cfg.Events, s.log)
+	s.events, s.listed = events.Safe(cfg.Events, s.log), cfg.Listed
 	return s, nil
 }
 

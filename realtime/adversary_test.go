@@ -6,10 +6,12 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/coder/websocket"
 	"github.com/stretchr/testify/require"
 
+	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/realtime"
 	"github.com/syncpg/syncpg/realtime/fanout"
 	"github.com/syncpg/syncpg/scope"
@@ -107,6 +109,7 @@ func TestAClientThatReadsNoRefusals(t *testing.T) {
 		if err := ws.Write(ctx, websocket.MessageText, text); err != nil {
 			require.NoError(t, ctx.Err())
 			w.settleAt(0)
+			require.Equal(t, 1, w.dropped(events.DropUnread))
 			return
 		}
 	}
@@ -223,4 +226,47 @@ func TestOriginsThatMayNot(t *testing.T) {
 		require.Error(t, err, origin)
 		require.Equal(t, 403, res.StatusCode, origin)
 	}
+}
+
+// TestDisconnectReachesOtherProcesses: what another process tells ends the connections that
+// are older than that, here as there.
+func TestDisconnectReachesOtherProcesses(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{})
+	a, b := w.on("ada", "o1"), w.on("bob", "o1")
+	before := time.Now().Add(-time.Hour)
+	w.hub.Notice(fanout.Notice{Partition: "acme", Actor: "ada", At: before})
+	w.hub.Notice(fanout.Notice{Partition: "other", Actor: "ada", At: time.Now()})
+	w.hub.Notice(fanout.Notice{Partition: "acme", Actor: "cyd", At: time.Now()})
+	w.commit(change("d1", "o1", "f"))
+	a.expect("delta s:1[d1]>1")
+	w.hub.Notice(fanout.Notice{Partition: "acme", Actor: "ada", At: time.Now()})
+	require.ErrorIs(t, a.next().err, io.EOF)
+	w.settleAt(1)
+	b.expect("delta s:1[d1]>1")
+	require.Empty(t, w.fan.notices, "what was heard is not told on")
+
+	require.Equal(t, 1, w.hub.Disconnect("acme", "bob"))
+	require.Equal(t, []fanout.Notice{{Partition: "acme", Actor: "bob"}}, w.fan.notices)
+	c := w.on("cyd", "o1")
+	w.hub.Notice(fanout.Notice{At: before})
+	c.ping()
+	w.hub.Notice(fanout.Notice{At: time.Now()})
+	require.ErrorIs(t, c.next().err, io.EOF, "too many to be named")
+}
+
+// TestWhatIsHeldBackOfAClientThatMoved is not let through: it is older than what the client
+// published in the other process (§8.6.4).
+func TestWhatIsHeldBackOfAClientThatMoved(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{PresenceInterval: time.Second})
+	a, b := w.on("a", "o1"), w.on("b", "o1")
+	a.present("org:o1", `{"n":1}`)
+	a.present("org:o1", `{"n":2}`)
+	b.expect(`join org:o1 a/a {"n":1}`)
+	key := fanout.PresenceKey{Partition: "acme", ScopeKey: "org:o1", ActorID: "a", ClientID: "a"}
+	w.hub.Presence(fanout.Presence{PresenceKey: key, Instance: "other", Doc: []byte(`{"n":3}`)})
+	b.expect(`update org:o1 a/a {"n":3}`)
+	w.hub.ReleasePresence()
+	b.nothing(w)
 }

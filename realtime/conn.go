@@ -57,12 +57,13 @@ type conn struct {
 	mu         sync.Mutex
 	closed     bool // nothing is queued any more
 	queue      []item
-	deltaBytes int    // of the deltas in queue
-	textBytes  int    // of the texts in queue
-	writing    bool   // a goroutine writes what is in queue
-	batch      *batch // who sees to it that it is written, nil: a goroutine of its own
-	pinged     bool   // a ping waits for its answer
-	leaving    bool   // the server goes away; no further round begins
+	deltaBytes int               // of the deltas in queue
+	textBytes  int               // of the texts in queue
+	writing    bool              // a goroutine writes what is in queue
+	batch      *batch            // who sees to it that it is written, nil: a goroutine of its own
+	pinged     bool              // a ping waits for its answer
+	dropped    events.DropReason // why the server ended it; "" when it did not
+	leaving    bool              // the server goes away; no further round begins
 	writers    sync.WaitGroup
 	pings      sync.WaitGroup
 
@@ -156,6 +157,7 @@ func (c *conn) queued(it item) bool {
 	if it.chunk == nil && it.close == nil && (len(c.queue) >= maxWaiting || c.textBytes+len(it.text) > maxWaitingText) {
 		// It takes neither deltas, which are bounded before, nor events.
 		c.closed = true
+		c.dropped = events.DropUnread
 		c.hub.log.DebugContext(c.values, "client closed: it does not read", "client", c.name, "partition", c.id.Partition)
 		c.kill()
 		return false
@@ -530,6 +532,12 @@ func (c *conn) teardown() {
 	c.pings.Wait()
 	h.fan.Unwatch(c.p.name)
 	h.release(c.p)
+	c.mu.Lock()
+	dropped := c.dropped
+	c.mu.Unlock()
+	if dropped != "" {
+		events.Emit(c.values, h.cfg.Events, events.RealtimeDropped{Session: c.eventSession(), Reason: dropped})
+	}
 	events.Emit(c.values, h.cfg.Events, events.RealtimeDisconnected{
 		Session: c.eventSession(), Duration: time.Since(c.opened),
 	})

@@ -469,6 +469,9 @@ func (d *delta) append(dst []byte, version int32) ([]byte, error) {
 const (
 	recentCommits = 256
 	recentChanges = 4096
+	// maxLookups bounds what is compared for one connection that registers, which happens
+	// under the lock of the partition.
+	maxLookups = 16 << 10
 )
 
 // recent remembers what the last commits touched, so that a connection that registers
@@ -507,8 +510,9 @@ func (r *recent) add(c *fanout.Commit) {
 }
 
 // missed returns the newest commit above from that a group matches, or that may, 0 for
-// none. head is the newest commit there is.
-func (r *recent) missed(g *group, from, head int64) int64 {
+// none. head is the newest commit there is. When the budget of comparisons is used up, the
+// newest may.
+func (r *recent) missed(g *group, from, head int64, budget *int) int64 {
 	if from >= head {
 		return 0
 	}
@@ -519,6 +523,9 @@ func (r *recent) missed(g *group, from, head int64) int64 {
 		seq := r.after + int64(i) + 1
 		if seq <= from {
 			break
+		}
+		if *budget -= len(spots); *budget < 0 {
+			return head
 		}
 		for _, s := range spots {
 			if s.table == g.table.Name && g.matches(s.scopes) {

@@ -216,3 +216,41 @@ func TestAnotherLogIsAReset(t *testing.T) {
 		require.NotContains(t, write.Cursors, int64(9), "a cursor of the old log")
 	}
 }
+
+// TestTheBoundOfADelta is that of its message, up to a few bytes.
+func TestTheBoundOfADelta(t *testing.T) {
+	t.Parallel()
+	const bound = 1000
+	w := newWorld(t, realtime.Options{MaxDeltaBytes: bound})
+	a := w.on("a", "o1")
+	row, largest := change("d", "o1", "f"), 0
+	for size := bound - 300; ; size++ {
+		row.Payload = make([]byte, size)
+		seq := w.commit(row)
+		r := a.next()
+		if r.delta == nil {
+			require.Equal(t, fmt.Sprintf("wake delta-too-large %d", seq), r.String())
+			break
+		}
+		largest = 1 + len(r.delta)
+		a.ack(seq)
+	}
+	require.LessOrEqual(t, largest, bound)
+	require.Greater(t, largest, bound-16)
+}
+
+// TestBufferedDeltasAreBounded: what waits for a socket has a bound in bytes, however few
+// deltas it is.
+func TestBufferedDeltasAreBounded(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{MaxUnacked: 1 << 20})
+	w.record("deaf", "ada", 0, orgSub("o1"))
+	w.deaf("deaf", "ada")
+	row := change("d", "o1", "f")
+	row.Payload = make([]byte, 400<<10)
+	for range 60 { // 24 MiB, of which the socket takes a part
+		w.commit(row)
+	}
+	_, _, _, queued := w.hub.Counts()
+	require.LessOrEqual(t, queued, 3, "two deltas and a wake-up")
+}

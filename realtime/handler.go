@@ -207,6 +207,7 @@ func (h *Hub) freeSlot(of client) {
 	h.slots--
 	if h.perClient[of]--; h.perClient[of] == 0 {
 		delete(h.perClient, of)
+		delete(h.relisted, of)
 	}
 	h.mu.Unlock()
 	h.serving.Done()
@@ -219,7 +220,7 @@ func (h *Hub) upgrade(w http.ResponseWriter, r *http.Request, id round.Identity,
 	ctx, cancel := context.WithTimeout(r.Context(), openWithin)
 	defer cancel()
 	h.mu.Lock()
-	base, era := h.base, h.era
+	base, before := h.base, opening{h.era, h.relisted[client{id.Partition, name}]}
 	h.mu.Unlock()
 	defer context.AfterFunc(base, cancel)() //nolint:contextcheck // it ends with either
 	defer func() {
@@ -265,16 +266,22 @@ func (h *Hub) upgrade(w http.ResponseWriter, r *http.Request, id round.Identity,
 		return nil, nil
 	}
 	c.ws.SetReadLimit(-1) // bounds depend on the kind of message
-	h.start(c, state, max(latest, state.latest), era)
+	h.start(c, state, max(latest, state.latest), before)
 	return c, nil
 }
 
+// opening is what may change while a connection is opened.
+type opening struct{ era, relisted int }
+
 // start lets an upgraded connection begin.
-func (h *Hub) start(c *conn, state clientState, latest int64, era int) {
+func (h *Hub) start(c *conn, state clientState, latest int64, before opening) {
 	h.mu.Lock()
-	base, going := h.base, h.state == serving && h.era == era
+	base, going := h.base, h.state == serving && h.era == before.era
 	if going {
 		h.conns[c] = struct{}{}
+	}
+	if h.relisted[c.client()] != before.relisted {
+		c.version = 0 // the record that was read is not that of its newest pull
 	}
 	h.mu.Unlock()
 	n, seq, err := h.enter(c, state.subs, state.cursor, latest, state.synced)

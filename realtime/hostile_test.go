@@ -12,6 +12,7 @@ import (
 	"github.com/coder/websocket"
 	"github.com/stretchr/testify/require"
 
+	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/realtime"
 	"github.com/syncpg/syncpg/ssp2"
 )
@@ -127,6 +128,7 @@ func TestAHalfOpenConnectionEnds(t *testing.T) {
 		}
 	}
 	w.settleAt(1)
+	require.Equal(t, 1, w.dropped(events.DropSilent))
 	alive.ping()
 }
 
@@ -248,4 +250,15 @@ func TestBytesThatAreNoWebSocket(t *testing.T) {
 	}
 	w.settleAt(0)
 	require.NotContains(t, w.logged.String(), "panic")
+}
+
+// dropped counts the connections that were ended for a reason.
+func (w *world) dropped(reason events.DropReason) int {
+	n := 0
+	for _, e := range w.ring.Query(events.Filter{Name: "realtime.dropped"}) {
+		if d, ok := e.Event.(events.RealtimeDropped); ok && d.Reason == reason {
+			n++
+		}
+	}
+	return n
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,6 +40,7 @@ type transport interface {
 	Watch(ctx context.Context, partition string) (int64, error)
 	Unwatch(partition string)
 	PublishPresence(key fanout.PresenceKey, doc []byte)
+	Notify(n fanout.Notice)
 }
 
 // store is what a hub uses of the database.
@@ -63,7 +65,8 @@ type Hub struct {
 	conns      map[*conn]struct{}
 	slots      int            // connections, those that are being opened included
 	perClient  map[client]int // likewise
-	era        int            // how often Disconnect was called
+	relisted   map[client]int // how often Listed was told of one of perClient
+	era        int            // how often actors were disconnected
 	partitions map[string]*partition
 	running    sync.WaitGroup // what Start started
 	serving    sync.WaitGroup // connections
@@ -90,7 +93,7 @@ var ErrStarted = errors.New("realtime: started already")
 func newHub(cfg Config, s store, fan transport) *Hub {
 	h := &Hub{
 		cfg: cfg, log: cfg.Logger, fan: fan, store: s, timing: realTiming(),
-		conns: map[*conn]struct{}{}, perClient: map[client]int{}, partitions: map[string]*partition{},
+		conns: map[*conn]struct{}{}, perClient: map[client]int{}, relisted: map[client]int{}, partitions: map[string]*partition{},
 	}
 	h.acks = newAcks(s, cfg.Clock, cfg.Logger)
 	return h
@@ -184,22 +187,103 @@ func (h *Hub) Stop(ctx context.Context) error {
 	return err
 }
 
-// Disconnect ends the connections of an actor in this process, and returns how many there
-// were. Registrations are resolved when a connection is opened and by its rounds (§8.1,
-// §8.7), so that an actor who lost a scope would get deltas of it until then; the client
-// that connects again gets what the actor may see now.
+// Disconnect ends the connections of an actor, in all processes that serve the database,
+// and returns how many there were in this one. Registrations are resolved when a connection
+// is opened and by its rounds (§8.1, §8.7), so that an actor who lost a scope would get
+// deltas of it until then; the client that connects again gets what the actor may see now.
+//
+// The others are told by a notification, for which nobody waits. A process that does not
+// hear it, since its listener is being replaced, asks for it afterwards, for as long as this
+// process runs and for about ten minutes. With Options.PollOnly nothing leaves the process,
+// nor does it before Start or after Stop.
 func (h *Hub) Disconnect(partition, actor string) int {
-	h.mu.Lock()
-	h.era++ // for those that are being opened, with what was resolved before
-	h.mu.Unlock()
-	those := h.open(func(c *conn) bool { return c.id.Partition == partition && c.id.Actor == actor })
-	for _, c := range those {
+	now := time.Now()
+	if h.going.Load() {
+		h.fan.Notify(fanout.Notice{Partition: partition, Actor: actor, At: now})
+	}
+	return h.end(now, func(c *conn) bool { return c.id.Partition == partition && c.id.Actor == actor })
+}
+
+// end ends those of the connections that are older, and returns how many.
+func (h *Hub) end(older time.Time, those func(*conn) bool) int {
+	if time.Since(older) < openWithin {
+		h.mu.Lock()
+		h.era++ // for those that are being opened, with what was resolved before
+		h.mu.Unlock()
+	}
+	found := h.open(func(c *conn) bool { return !c.opened.After(older) && those(c) })
+	for _, c := range found {
 		c.mu.Lock()
 		c.closed = true // what is offered from here on is not for it
 		c.mu.Unlock()
 		c.kill()
 	}
-	return len(those)
+	return len(found)
+}
+
+// Listed says that a pull in this process, over whichever binding, recorded another list of
+// subscriptions for a client, in a schema version. A connection of the client, here or in
+// another process, whose deltas are in another version gets wake-ups from now on, until a
+// round of its own tells: the device may have been given another version of its program.
+// For pullsvc.Config.Listed.
+func (h *Hub) Listed(partition, clientID string, schemaVersion int32) {
+	if !h.going.Load() || h.cfg.Versions.Single() {
+		return
+	}
+	h.fan.Notify(fanout.Notice{Partition: partition, Client: clientID, SchemaVersion: schemaVersion, At: time.Now()})
+	h.unlearn(client{partition, clientID}, schemaVersion)
+}
+
+// unlearn makes the connections of a client forget their schema version if it is another.
+func (h *Hub) unlearn(of client, version int32) {
+	h.mu.Lock()
+	var those []*conn
+	if h.perClient[of] > 0 {
+		h.relisted[of]++ // for those that are being opened, with what was recorded before
+		for c := range h.conns {
+			if c.client() == of {
+				those = append(those, c)
+			}
+		}
+	}
+	h.mu.Unlock()
+	for _, c := range those {
+		c.unlearn(version)
+	}
+}
+
+// unlearn forgets the schema version if it is another, and takes back what is queued in it.
+func (c *conn) unlearn(version int32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed || c.version == 0 || c.version == version {
+		return
+	}
+	c.version = 0
+	last := int64(0)
+	c.queue = slices.DeleteFunc(c.queue, func(it item) bool {
+		if it.delta != nil {
+			last = it.delta.seq
+			c.deltaBytes -= it.delta.size
+		}
+		return it.delta != nil
+	})
+	if last > 0 {
+		c.suppress(last, ssp2.WakeCatchupRequired)
+	}
+}
+
+// Notice implements [fanout.Sink].
+func (h *Hub) Notice(n fanout.Notice) {
+	defer h.activity.changed()
+	switch {
+	case n.Actor != "":
+		h.end(n.At, func(c *conn) bool { return c.id.Partition == n.Partition && c.id.Actor == n.Actor })
+	case n.Client != "":
+		h.unlearn(client{n.Partition, n.Client}, n.SchemaVersion)
+	case n.Partition == "":
+		h.end(n.At, func(*conn) bool { return true })
+	}
 }
 
 func (h *Hub) stopTransport(ctx context.Context) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
@@ -70,6 +71,13 @@ func (c *conn) beat(text []byte) {
 	}
 	c.reached = progress
 	if c.missed >= deadAfter || c.stalled >= stalledAfter {
+		reason := events.DropSilent
+		if c.missed < deadAfter {
+			reason = events.DropStalled
+		}
+		c.mu.Lock()
+		c.dropped = reason
+		c.mu.Unlock()
 		c.hub.log.DebugContext(c.values, "client closed: it was not heard of", "client", c.name, "partition", c.id.Partition)
 		c.kill()
 		return

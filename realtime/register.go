@@ -1,6 +1,8 @@
 package realtime
 
 import (
+	"maps"
+
 	"github.com/syncpg/syncpg/ssp2"
 )
 
@@ -11,6 +13,7 @@ func (h *Hub) install(c *conn, subs []registered) (snapshot []*presenceEvent, mi
 	p := c.p
 	before := c.regs
 	regs := make([]*registration, 0, len(subs))
+	budget := maxLookups
 	for _, s := range subs {
 		table, ok := h.cfg.Schema.Table(s.table)
 		if !ok {
@@ -25,7 +28,7 @@ func (h *Hub) install(c *conn, subs []registered) (snapshot []*presenceEvent, mi
 		p.index.join(g, r)
 		regs = append(regs, r)
 		if !r.quiet {
-			missed = max(missed, p.recent.missed(g, r.from, p.head))
+			missed = max(missed, p.recent.missed(g, r.from, p.head, &budget))
 		}
 	}
 	held := make(map[*group]struct{}, len(before))
@@ -33,12 +36,19 @@ func (h *Hub) install(c *conn, subs []registered) (snapshot []*presenceEvent, mi
 		held[r.group] = struct{}{}
 	}
 	c.regs = regs
+	var known map[string]struct{} // scope keys that the connection was on, or has the snapshot of
 	for _, r := range regs {
 		if _, same := held[r.group]; same {
 			continue
 		}
 		held[r.group] = struct{}{} // once, when two subscriptions have it
-		snapshot = h.acquired(p, c, before, r.group, snapshot)
+		if len(p.presence) == 0 {
+			continue
+		}
+		if known == nil {
+			known = keysOf(before)
+		}
+		snapshot = h.acquired(p, c, known, r.group, snapshot)
 	}
 	for key := range c.presence {
 		if !c.holds(key) {
@@ -52,35 +62,34 @@ func (h *Hub) install(c *conn, subs []registered) (snapshot []*presenceEvent, mi
 	return snapshot, missed
 }
 
-// acquired adds who is on the keys that came with a group.
-func (h *Hub) acquired(p *partition, c *conn, before []*registration, g *group, snapshot []*presenceEvent) []*presenceEvent {
-	if len(p.presence) == 0 {
-		return snapshot
+// keysOf returns the scope keys of registrations.
+func keysOf(regs []*registration) map[string]struct{} {
+	keys := map[string]struct{}{}
+	for _, r := range regs {
+		maps.Copy(keys, r.group.keys)
 	}
-	known := func(key string) bool {
-		for _, r := range before {
-			if _, ok := r.group.keys[key]; ok {
-				return true
-			}
+	return keys
+}
+
+// acquired adds who is on the keys that came with a group, and makes these known.
+func (h *Hub) acquired(p *partition, c *conn, known map[string]struct{}, g *group, snapshot []*presenceEvent) []*presenceEvent {
+	add := func(key string) {
+		if _, ok := known[key]; !ok {
+			known[key] = struct{}{}
+			snapshot = h.snapshot(p, c, key, snapshot)
 		}
-		for _, ev := range snapshot {
-			if ev.key == key {
-				return true
-			}
-		}
-		return false
 	}
 	if len(p.presence) < len(g.keys) {
 		for key := range p.presence {
-			if _, ok := g.keys[key]; ok && !known(key) {
-				snapshot = h.snapshot(p, c, key, snapshot)
+			if _, ok := g.keys[key]; ok {
+				add(key)
 			}
 		}
 		return snapshot
 	}
 	for key := range g.keys {
-		if p.presence[key] != nil && !known(key) {
-			snapshot = h.snapshot(p, c, key, snapshot)
+		if p.presence[key] != nil {
+			add(key)
 		}
 	}
 	return snapshot

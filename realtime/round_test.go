@@ -3,6 +3,7 @@ package realtime_test
 import (
 	"context"
 	"errors"
+	"strconv"
 	"sync"
 	"testing"
 
@@ -316,6 +317,22 @@ func TestCommitsOfARoundAreDuringIt(t *testing.T) {
 		w.commit(change("d2", "o1", "f"))
 		a.expect("delta s:2[d2]>2")
 	})
+	t.Run("and others follow before the acknowledgement", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t, realtime.Options{})
+		w.record("a", "ada", 0, orgSub("o1"))
+		w.engine.run = push(1)
+		a := w.connect("a", "ada")
+		a.chunk(pullRequest("a", orgSub("o1")))
+		a.response()
+		w.commit(change("d1", "o1", "f"))
+		a.expect("wake catchup-required 1")
+		w.commit(change("d2", "o1", "f"))
+		a.expect("wake catchup-required 2")
+		a.ack(2)
+		w.commit(change("d3", "o1", "f"))
+		a.expect("delta s:3[d3]>3")
+	})
 	t.Run("behind it", func(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t, realtime.Options{})
@@ -489,4 +506,26 @@ func TestALargeRequestIsRefused(t *testing.T) {
 	m, _ := a.response()
 	require.Equal(t, string(ssp2.CodeInvalidRequest), statusOf(m))
 	require.Equal(t, websocket.StatusMessageTooBig, a.ended())
+}
+
+// TestARoundThatRegistersMuch is not compared with the recent commits for ever: who may have
+// missed something is told to pull.
+func TestARoundThatRegistersMuch(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{})
+	w.engine.run = pulls(0)
+	a, b := w.connect("a", "ada"), w.connect("b", "bob")
+	for range 200 {
+		w.commit(change("d", "elsewhere", "f"))
+	}
+	var many []sub
+	for i := range 200 {
+		many = append(many, sub{strconv.Itoa(i), "docs", ssp2.ScopeMap{"org": {strconv.Itoa(i)}}})
+	}
+	a.chunk(pullRequest("a", many[:50]...))
+	a.response()
+	a.nothing(w)
+	b.chunk(pullRequest("b", many...))
+	b.response()
+	b.expect("wake catchup-required 200")
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/syncpg/syncpg/realtime"
+	"github.com/syncpg/syncpg/realtime/fanout"
 	"github.com/syncpg/syncpg/round"
 	"github.com/syncpg/syncpg/ssp2"
 )
@@ -68,4 +69,70 @@ func TestDeltasAreInTheSchemaVersionOfTheRound(t *testing.T) {
 		require.Equal(t, want, commit.Changes[0].Row)
 	}
 	require.EqualValues(t, 3, w.hub.Encodes(), "once per version")
+}
+
+// TestADeviceThatPullsInAnotherVersionElsewhere: its socket does not go on in the version
+// that it had before, whichever process and binding the pull took (§2.4).
+func TestADeviceThatPullsInAnotherVersionElsewhere(t *testing.T) {
+	t.Parallel()
+	for name, pull := range map[string]func(w *world, client string, version int32){
+		"in this process": func(w *world, client string, version int32) { w.hub.Listed("acme", client, version) },
+		"in another one": func(w *world, client string, version int32) {
+			w.hub.Notice(fanout.Notice{Partition: "acme", Client: client, SchemaVersion: version})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, realtime.Options{})
+			a, b := w.on("a", "o1"), w.on("b", "o1")
+			pull(w, "a", 3)
+			pull(w, "nobody", 2)
+			w.commit(change("d", "o1", "f"))
+			a.expect("delta s:1[d]>1")
+			b.expect("delta s:1[d]>1")
+			pull(w, "a", 2)
+			w.commit(change("d", "o1", "f"))
+			a.expect("wake catchup-required 2")
+			b.expect("delta s:2[d]>2")
+			a.ack(2)
+			w.commit(change("d", "o1", "f"))
+			a.expect("wake catchup-required 3")
+
+			// While it connects, with what was recorded before.
+			w.store.onRead = func(context.Context) { pull(w, "b", 2) }
+			w.record("b", "b", 3, orgSub("o1"))
+			again := w.connect("b", "b")
+			w.commit(change("d", "o1", "f"))
+			again.expect("wake catchup-required 4")
+		})
+	}
+}
+
+// TestAQueuedDeltaIsTakenBack: one that was made in the version of before, and waits.
+func TestAQueuedDeltaIsTakenBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{MaxBufferedBytes: 64 << 20, MaxUnacked: 1 << 20})
+	w.record("a", "ada", 0, orgSub("o1"))
+	a := w.deaf("a", "ada")
+	row := change("d", "o1", "f")
+	row.Payload = make([]byte, 1<<19)
+	for range 30 {
+		w.commit(row) // until the socket takes no more
+	}
+	w.hub.Listed("acme", "a", 2)
+	a.listen()
+	got := 0
+	for {
+		r := a.next()
+		if r.delta != nil {
+			got++
+			continue
+		}
+		if wake, ok := r.event.(*ssp2.Wake); ok {
+			require.EqualValues(t, 30, wake.Cursor)
+			break
+		}
+	}
+	require.Less(t, got, 30)
+	require.Equal(t, []fanout.Notice{{Partition: "acme", Client: "a", SchemaVersion: 2}}, w.fan.notices)
 }

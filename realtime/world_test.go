@@ -107,6 +107,7 @@ type fakeFan struct {
 	seqs      map[string]int64
 	watched   map[string]int
 	published []string
+	notices   []fanout.Notice
 	watchErr  error
 }
 
@@ -123,6 +124,13 @@ func (f *fakeFan) Watch(_ context.Context, partition string) (int64, error) {
 	}
 	f.watched[partition]++
 	return f.seqs[partition], nil
+}
+
+func (f *fakeFan) Notify(n fanout.Notice) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n.At = time.Time{}
+	f.notices = append(f.notices, n)
 }
 
 func (f *fakeFan) Unwatch(partition string) {

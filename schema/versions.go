@@ -141,6 +141,9 @@ func newView(from, to *Schema) (*View, error) {
 	return v, nil
 }
 
+// Single says that one version is served.
+func (v *Versions) Single() bool { return len(v.served) == 1 }
+
 // Newest returns the newest version.
 func (v *Versions) Newest() *Schema { return v.newest }
 

@@ -54,6 +54,17 @@ type Metrics struct {
 	realtimeDeltas      prom.Counter
 	realtimeSent        prom.Counter
 	realtimeWakes       *prom.CounterVec
+	realtimeDropped     *prom.CounterVec
+
+	fanoutListening prom.Gauge
+	fanoutFailures  prom.Counter
+	fanoutNotified  prom.Counter
+	fanoutHeard     prom.Counter
+	fanoutReads     *prom.CounterVec
+	fanoutCommits   prom.Counter
+	fanoutPolls     prom.Counter
+	fanoutFound     prom.Counter
+	fanoutLost      *prom.CounterVec
 }
 
 // New returns metrics that are registered in reg; nil: in a registry of their own. It
@@ -122,6 +133,18 @@ func New(reg *prom.Registry) (*Metrics, error) {
 	m.realtimeDeltas = counter("syncpg_realtime_deltas_total", "Commits sent as deltas.")
 	m.realtimeSent = counter("syncpg_realtime_delta_bytes_total", "Bytes of deltas.")
 	m.realtimeWakes = counters("syncpg_realtime_wakes_total", "Wake-ups sent, by reason.", "reason")
+	m.realtimeDropped = counters("syncpg_realtime_dropped_total", "Connections that the server ended, by reason: unread, silent, stalled.", "reason")
+
+	m.fanoutListening = prom.NewGauge(prom.GaugeOpts{Name: "syncpg_fanout_listening", Help: "1 while notifications of other processes are heard."})
+	collectors = append(collectors, m.fanoutListening)
+	m.fanoutFailures = counter("syncpg_fanout_listener_failures_total", "Listening connections that broke or did not come about.")
+	m.fanoutNotified = counter("syncpg_fanout_notifications_sent_total", "Notifications sent to all processes.")
+	m.fanoutHeard = counter("syncpg_fanout_notifications_received_total", "Notifications heard, those of this process included.")
+	m.fanoutReads = counters("syncpg_fanout_reads_total", "Reads of the log for sockets, by result: done, failed.", "result")
+	m.fanoutCommits = counter("syncpg_fanout_commits_total", "Commits read for sockets.")
+	m.fanoutPolls = counter("syncpg_fanout_polls_total", "Looks at the partitions that have sockets.")
+	m.fanoutFound = counter("syncpg_fanout_poll_finds_total", "Partitions that a look found to have news.")
+	m.fanoutLost = counters("syncpg_fanout_lost_total", "Times that sockets of a partition were not given its commits, by kind: lost, reset.", "kind")
 
 	for i, c := range collectors {
 		if err := reg.Register(c); err != nil {
@@ -198,6 +221,40 @@ func (m *Metrics) Emit(_ context.Context, e events.Event) {
 		m.realtimeSent.Add(float64(e.Bytes))
 	case events.RealtimeWakeSent:
 		m.realtimeWakes.WithLabelValues(string(e.Reason)).Inc()
+	case events.RealtimeDropped:
+		m.realtimeDropped.WithLabelValues(string(e.Reason)).Inc()
+	default:
+		m.countFanout(e)
+	}
+}
+
+func (m *Metrics) countFanout(e events.Event) {
+	switch e := e.(type) {
+	case events.FanoutListening:
+		m.fanoutListening.Set(1)
+	case events.FanoutDeaf:
+		m.fanoutListening.Set(0)
+		m.fanoutFailures.Inc()
+	case events.FanoutNotified:
+		m.fanoutNotified.Add(float64(e.Notifications))
+	case events.FanoutHeard:
+		m.fanoutHeard.Inc()
+	case events.FanoutRead:
+		result := "done"
+		if e.Err != nil {
+			result = "failed"
+		}
+		m.fanoutReads.WithLabelValues(result).Inc()
+		m.fanoutCommits.Add(float64(e.Commits))
+	case events.FanoutPolled:
+		m.fanoutPolls.Inc()
+		m.fanoutFound.Add(float64(e.Found))
+	case events.FanoutLost:
+		kind := "lost"
+		if e.Reset {
+			kind = "reset"
+		}
+		m.fanoutLost.WithLabelValues(kind).Inc()
 	}
 }
 

@@ -1,6 +1,7 @@
 package prometheus_test
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -139,6 +140,17 @@ func TestEventsBecomeMetrics(t *testing.T) {
 				events.RealtimeDisconnected{Session: session},
 				events.RealtimeDeltaSent{Session: session, Bytes: 7},
 				events.RealtimeWakeSent{Session: session, Reason: ssp2.WakeResetRequired},
+				events.RealtimeDropped{Session: session, Reason: events.DropUnread},
+				events.FanoutListening{},
+				events.FanoutDeaf{Err: errors.New("secret")},
+				events.FanoutListening{},
+				events.FanoutNotified{Notifications: 3},
+				events.FanoutHeard{Bytes: 10},
+				events.FanoutRead{Partitions: 2, Commits: 5, Duration: time.Second},
+				events.FanoutRead{Partitions: 2, Err: errors.New("secret")},
+				events.FanoutPolled{Found: 2},
+				events.FanoutLost{Partition: "secret", Seq: 3},
+				events.FanoutLost{Partition: "secret", Seq: 3, Reset: true},
 				events.Pruned{RemovedCommits: 9},
 				events.ResolverFailed{Outage: true},
 				events.ResolverFailed{},
@@ -146,6 +158,11 @@ func TestEventsBecomeMetrics(t *testing.T) {
 			[]string{
 				`syncpg_realtime_connections 1`, `syncpg_realtime_deltas_total 1`, `syncpg_realtime_delta_bytes_total 7`,
 				`syncpg_realtime_wakes_total{reason="reset-required"} 1`, `syncpg_prune_commits_total 9`,
+				`syncpg_realtime_dropped_total{reason="unread"} 1`, `syncpg_fanout_listening 1`, `syncpg_fanout_listener_failures_total 1`,
+				`syncpg_fanout_notifications_sent_total 3`, `syncpg_fanout_notifications_received_total 1`,
+				`syncpg_fanout_reads_total{result="done"} 1`, `syncpg_fanout_reads_total{result="failed"} 1`, `syncpg_fanout_commits_total 5`,
+				`syncpg_fanout_polls_total 1`, `syncpg_fanout_poll_finds_total 2`,
+				`syncpg_fanout_lost_total{kind="lost"} 1`, `syncpg_fanout_lost_total{kind="reset"} 1`,
 				`syncpg_resolver_failures_total{kind="outage"} 1`, `syncpg_resolver_failures_total{kind="error"} 1`,
 			},
 		},

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/syncpg/syncpg/db"
+	"github.com/syncpg/syncpg/events"
 )
 
 // Defaults of Config.
@@ -77,6 +78,8 @@ type Config struct {
 	// Readers is how many reads of the log, of different partitions, may be under way at a
 	// time, each with a connection of the pool. Default 2.
 	Readers int
+	// Events gets events.FanoutRead and its like. Default: nobody.
+	Events events.Sink
 	// Logger receives what goes wrong. Default: nothing is logged.
 	Logger *slog.Logger
 }
@@ -164,6 +167,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Fanout, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	cfg.Events = events.Safe(cfg.Events, cfg.Logger)
 	f := &Fanout{
 		queries: db.New(pool), cfg: cfg, log: cfg.Logger, timing: realTiming(), pingWithin: pingWithin,
 		watched: newWatched(),

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/syncpg/syncpg/db"
+	"github.com/syncpg/syncpg/events"
 )
 
 // listen keeps a connection that notifications arrive on, until ctx ends.
@@ -22,6 +23,7 @@ func (f *Fanout) listen(ctx context.Context) {
 			failures = 0
 		}
 		failures++
+		events.Emit(ctx, f.cfg.Events, events.FanoutDeaf{Failures: failures, Err: err})
 		f.log.WarnContext(ctx, "cannot listen for notifications, and will connect again", "failures", failures, "error", err)
 		if !f.timing.wait(ctx, backoff(failures)) {
 			return
@@ -41,6 +43,7 @@ func (f *Fanout) listenOnce(ctx context.Context) (connected bool, err error) {
 		_ = conn.Close(ctx)
 	}()
 	f.log.InfoContext(ctx, "listening for notifications")
+	events.Emit(ctx, f.cfg.Events, events.FanoutListening{})
 	// What was committed while nobody listened is found by looking once, and an epoch that
 	// was rotated by remembering none.
 	f.cfg.Sink.Rotated("")
@@ -71,6 +74,7 @@ func (f *Fanout) listenOnce(ctx context.Context) (connected bool, err error) {
 		interrupted := waiting.Err() != nil
 		done()
 		if n != nil {
+			events.Emit(ctx, f.cfg.Events, events.FanoutHeard{Bytes: len(n.Payload)})
 			f.onNotification(ctx, n.Payload)
 		}
 		switch {

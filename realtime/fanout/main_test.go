@@ -35,6 +35,7 @@ type recorder struct {
 	mu       sync.Mutex
 	calls    []call
 	presence []fanout.Presence
+	notices  []fanout.Notice
 	rotated  []string
 	changed  chan struct{} // closed at the next call
 	hold     func(call)    // called first, when set
@@ -75,6 +76,10 @@ func (r *recorder) Rotated(partition string) {
 
 func (r *recorder) Presence(msg fanout.Presence) {
 	r.add(func() { r.presence = append(r.presence, msg) })
+}
+
+func (r *recorder) Notice(n fanout.Notice) {
+	r.add(func() { r.notices = append(r.notices, n) })
 }
 
 // until waits until done, called with the lock held, is satisfied.

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/syncpg/syncpg/db"
+	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/internal/pgtx"
 )
 
@@ -51,6 +52,9 @@ type outbox struct {
 	announced []PresenceKey            // what remains of doing so
 	asks      map[string]struct{}      // instances to ask; "" for all
 	beating   bool                     // tell that this process lives
+
+	tell       []*told // notices to tell, ascending by version
+	remembered []*told // those that are told again to who asks, likewise
 
 	number int64 // of the newest message
 }
@@ -141,6 +145,7 @@ func (o *outbox) asked() {
 func (o *outbox) beat() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.forget()
 	if len(o.documents) > 0 {
 		o.beating = true
 		o.signal()
@@ -168,7 +173,7 @@ func (o *outbox) take() (p parcel, more bool) {
 		o.number++
 	}
 	p.number = o.number
-	return p, len(o.changed) > 0 || len(o.announced) > 0 || o.announce
+	return p, len(o.changed) > 0 || len(o.announced) > 0 || o.announce || len(o.tell) > 0
 }
 
 // payloads returns the notifications that carry it.
@@ -223,9 +228,11 @@ func (o *outbox) takeMessage() *message {
 		o.announced = slices.Collect(maps.Keys(o.documents))
 		// All of it is told anyway, and what left is not.
 		clear(o.changed)
-	case len(o.announced) == 0 && len(o.changed) == 0:
+		o.retell()
+	case len(o.announced) == 0 && len(o.changed) == 0 && len(o.tell) == 0:
 		return nil
 	}
+	size = o.takeNotices(&m)
 	announcing := m.Begin || len(o.announced) > 0
 	for len(o.announced) > 0 && size < maxMessageBytes {
 		key := o.announced[len(o.announced)-1]
@@ -293,7 +300,11 @@ func (f *Fanout) send(ctx context.Context) {
 func (f *Fanout) notify(ctx context.Context, payloads []string) error {
 	ctx, cancel := context.WithTimeout(ctx, queryWithin)
 	defer cancel()
-	return f.queries.RealtimeNotify(ctx, db.RealtimeNotifyParams{Payloads: payloads})
+	err := f.queries.RealtimeNotify(ctx, db.RealtimeNotifyParams{Payloads: payloads})
+	if err == nil {
+		events.Emit(ctx, f.cfg.Events, events.FanoutNotified{Notifications: len(payloads)})
+	}
+	return err
 }
 
 // sayGoodbye tells the others that no client is left. Who does not hear it finds out by

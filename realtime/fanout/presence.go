@@ -28,6 +28,7 @@ type peer struct {
 	asked     bool                     // since the last beat of this process
 	missed    int                      // beats of this process since it was heard of
 	versions  map[PresenceKey]int64    // of its documents
+	noticed   int64                    // version of its newest notice
 	unsettled map[PresenceKey]struct{} // those that were not told again since Begin; nil: not telling
 
 	// The message that is being put together.
@@ -177,14 +178,13 @@ func (ps *peers) apply(instance string, p *peer, number int64, m *message) {
 		for key := range p.versions {
 			p.unsettled[key] = struct{}{}
 		}
-	case !p.synced:
-		ps.lost(instance, p)
-		return
-	case number != p.number+1:
+	case !p.synced || number != p.number+1:
+		ps.early(m.Notices)
 		ps.lost(instance, p)
 		return
 	}
 	p.number = number
+	ps.notices(p, m.Notices)
 	for i := range m.Entries {
 		e := &m.Entries[i]
 		key := e.key()

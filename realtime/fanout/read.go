@@ -3,8 +3,10 @@ package fanout
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/syncpg/syncpg/db"
+	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
@@ -56,7 +58,15 @@ func (f *Fanout) readBatch(ctx context.Context, batch []*partition) error {
 	for i, p := range batch {
 		params.Partitions[i], params.Seqs[i] = p.name, p.at
 	}
+	began := time.Now()
 	found, err := f.readNews(ctx, params)
+	commits := 0
+	for i := range found {
+		commits += len(found[i].commits)
+	}
+	events.Emit(ctx, f.cfg.Events, events.FanoutRead{
+		Partitions: len(batch), Commits: commits, Duration: time.Since(began), Err: err,
+	})
 	// What was not looked at comes first next time.
 	for i, p := range batch {
 		if err != nil || !found[i].seen {
@@ -115,13 +125,13 @@ func (f *Fanout) deliver(ctx context.Context, p *partition, n *news) (more bool)
 	switch {
 	case epoch != "" && n.epoch != epoch, schema != 0 && n.schema != schema, n.newest < p.at:
 		f.watched.moved(p, n.newest)
+		events.Emit(ctx, f.cfg.Events, events.FanoutLost{Partition: p.name, Seq: n.newest, Reset: true})
 		f.cfg.Sink.Reset(p.name, n.newest)
 		return false
 	case n.newest == p.at:
 		return false
 	case n.horizon > p.at, n.newest-p.at > f.cfg.MaxBehind:
-		f.watched.moved(p, n.newest)
-		f.cfg.Sink.Lost(p.name, n.newest)
+		f.lost(ctx, p, n.newest)
 		return false
 	}
 	// Seqs are given out under the lock of the partition, so what is visible has no gaps.
@@ -140,11 +150,17 @@ func (f *Fanout) deliver(ctx context.Context, p *partition, n *news) (more bool)
 	}
 	if good == 0 || good < len(n.commits) {
 		f.log.ErrorContext(ctx, "the log of a partition has a gap", "partition", p.name, "after", p.at, "newest", n.newest)
-		f.watched.moved(p, n.newest)
-		f.cfg.Sink.Lost(p.name, n.newest)
+		f.lost(ctx, p, n.newest)
 		return false
 	}
 	return p.at < n.newest
+}
+
+// lost says that the sink is not given the commits of a partition up to seq.
+func (f *Fanout) lost(ctx context.Context, p *partition, seq int64) {
+	events.Emit(ctx, f.cfg.Events, events.FanoutLost{Partition: p.name, Seq: seq})
+	f.watched.moved(p, seq)
+	f.cfg.Sink.Lost(p.name, seq)
 }
 
 // poll looks for news that nobody told of, with every tick and when it is asked to.
@@ -181,11 +197,14 @@ func (f *Fanout) poll(ctx context.Context) {
 func (f *Fanout) look(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, queryWithin)
 	defer cancel()
+	total := 0
+	defer func() { events.Emit(ctx, f.cfg.Events, events.FanoutPolled{Found: total}) }()
 	for _, params := range f.watched.positions() {
 		found, err := f.queries.RealtimeFindNews(ctx, *params)
 		if err != nil {
 			return fmt.Errorf("looking for new commits: %w", err)
 		}
+		total += len(found)
 		names := make([]string, len(found))
 		for i, ord := range found {
 			names[i] = params.Partitions[ord-1]

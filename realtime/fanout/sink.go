@@ -48,6 +48,9 @@ type Sink interface {
 	Rotated(partition string)
 	// Presence tells of a client that is connected to another process.
 	Presence(msg Presence)
+	// Notice gives what another process told with Fanout.Notify. One about an actor may
+	// come late, or a second time when its process was not heard of for long.
+	Notice(n Notice)
 }
 
 // PresenceKey is whose document it is, and on which scope key (§8.6.1).

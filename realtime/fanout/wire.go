@@ -93,6 +93,9 @@ type message struct {
 	Begin   bool    `json:"begin,omitempty"`
 	End     bool    `json:"end,omitempty"`
 	Entries []entry `json:"entries"`
+	// Notices: those that are told for the first time, and with Begin those that are
+	// remembered. Processes before these did not know them.
+	Notices []notice `json:"notices,omitempty"`
 }
 
 // entry is a document, or its end.
