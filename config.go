@@ -136,6 +136,11 @@ type Config struct {
 	// of the size of the rows. Default: os.TempDir.
 	ImageDir string
 
+	// MaxBuilds is how many images are built at once; further clients get rows segments. It
+	// is also how many builds of a started server go on at once, for up to ten minutes,
+	// after their clients have left. Default: 4.
+	MaxBuilds int
+
 	// InlineSegmentMaxBytes is the size in bytes up to which a bootstrap page rides
 	// in the response although the client takes others too (§5.7). Default: 262144.
 	InlineSegmentMaxBytes int

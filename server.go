@@ -107,10 +107,11 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 		Schema: cfg.Schema, Versions: versions, Clock: cfg.Clock, Gate: epochs, Events: sink, Logger: cfg.Logger,
 		InlineSegmentMaxBytes: cfg.InlineSegmentMaxBytes, Segments: segments, URLs: cfg.SegmentURLs,
 		MaxSubscriptions: cfg.MaxSubscriptions, MaxScopeValues: cfg.MaxScopeValues,
-		CatchUpChanges: cfg.CatchUpChanges, ImageDir: cfg.ImageDir,
+		CatchUpChanges: cfg.CatchUpChanges, ImageDir: cfg.ImageDir, MaxBuilds: cfg.MaxBuilds,
 	}); err != nil {
 		return nil, err
 	}
+	s.background = append(s.background, s.pull)
 	if s.logs, err = retention.New(pool, retention.Config{
 		Policy: cfg.Retention, Interval: cfg.PruneInterval, Clock: cfg.Clock, Gate: epochs, Events: sink, Logger: cfg.Logger,
 	}); err != nil {

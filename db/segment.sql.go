@@ -73,13 +73,13 @@ func (q *Queries) SegmentDeleteExpired(ctx context.Context, arg SegmentDeleteExp
 
 const SegmentFind = `-- name: SegmentFind :many
 select f.segment_id::text as segment_id, f.as_of_commit_seq::bigint as as_of_commit_seq,
-       coalesce(f.row_cursor, '')::text as row_cursor, coalesce(f.next_row_cursor, '')::text as next_row_cursor, f.row_count::bigint as row_count,
+       coalesce(f.row_cursor, '')::text as row_cursor, coalesce(f.next_row_cursor, '')::text as next_row_cursor, f.page::integer as page, f.row_count::bigint as row_count,
        f.byte_length::bigint as byte_length, f.expires_at_ms::bigint as expires_at_ms
   from syncpg.sync_find_segments(
          p_partition => $1::text, p_scope_digest => $2::text, p_table_name => $3::text,
          p_log_epoch => $4::text, p_media_type => $5::smallint, p_schema_version => $6::integer,
          p_now => $7::bigint, p_limit => $8::integer)
-       as f(segment_id, as_of_commit_seq, row_cursor, next_row_cursor, row_count, byte_length, expires_at_ms)
+       as f(segment_id, as_of_commit_seq, row_cursor, next_row_cursor, page, row_count, byte_length, expires_at_ms)
 `
 
 type SegmentFindParams struct {
@@ -98,13 +98,14 @@ type SegmentFindRow struct {
 	AsOfCommitSeq int64
 	RowCursor     string
 	NextRowCursor string
+	Page          int32
 	RowCount      int64
 	ByteLength    int64
 	ExpiresAtMs   int64
 }
 
 // SegmentFind lists the segments of a key that have not expired. Guarantees: newest pin
-// first; within a pin in no order; cursors that are not there are empty. Locks: none.
+// first; within a pin in the order of pages; cursors that are not there are empty. Locks: none.
 func (q *Queries) SegmentFind(ctx context.Context, arg SegmentFindParams) ([]SegmentFindRow, error) {
 	rows, err := q.db.Query(ctx, SegmentFind,
 		arg.Partition,
@@ -128,6 +129,7 @@ func (q *Queries) SegmentFind(ctx context.Context, arg SegmentFindParams) ([]Seg
 			&i.AsOfCommitSeq,
 			&i.RowCursor,
 			&i.NextRowCursor,
+			&i.Page,
 			&i.RowCount,
 			&i.ByteLength,
 			&i.ExpiresAtMs,
@@ -147,14 +149,14 @@ select o.known::boolean as known, o.described::boolean as described,
        coalesce(o.log_epoch, '')::text as log_epoch, coalesce(o.table_name, '')::text as table_name,
        coalesce(o.media_type, 0)::smallint as media_type, coalesce(o.schema_version, 0)::integer as schema_version,
        coalesce(o.as_of_commit_seq, 0)::bigint as as_of_commit_seq, coalesce(o.row_cursor, '')::text as row_cursor, coalesce(o.next_row_cursor, '')::text as next_row_cursor,
-       coalesce(o.row_count, 0)::bigint as row_count, coalesce(o.byte_length, 0)::bigint as byte_length,
+       coalesce(o.page, 0)::integer as page, coalesce(o.row_count, 0)::bigint as row_count, coalesce(o.byte_length, 0)::bigint as byte_length,
        coalesce(o.expires_at_ms, 0)::bigint as expires_at_ms,
        coalesce(o.first_chunk, '')::bytea as first_chunk
   from syncpg.sync_open_segment(
          p_partition => $1::text, p_segment_id => $2::text, p_scope_digest => $3::text,
          p_log_epoch => $4::text, p_now => $5::bigint)
        as o(known, described, log_epoch, table_name, media_type, schema_version, as_of_commit_seq,
-            row_cursor, next_row_cursor, row_count, byte_length, expires_at_ms, first_chunk)
+            row_cursor, next_row_cursor, page, row_count, byte_length, expires_at_ms, first_chunk)
 `
 
 type SegmentOpenParams struct {
@@ -175,6 +177,7 @@ type SegmentOpenRow struct {
 	AsOfCommitSeq int64
 	RowCursor     string
 	NextRowCursor string
+	Page          int32
 	RowCount      int64
 	ByteLength    int64
 	ExpiresAtMs   int64
@@ -203,6 +206,7 @@ func (q *Queries) SegmentOpen(ctx context.Context, arg SegmentOpenParams) (Segme
 		&i.AsOfCommitSeq,
 		&i.RowCursor,
 		&i.NextRowCursor,
+		&i.Page,
 		&i.RowCount,
 		&i.ByteLength,
 		&i.ExpiresAtMs,
@@ -219,8 +223,8 @@ select syncpg.sync_put_segment(
          p_media_type => $7::smallint, p_schema_version => $8::integer,
          p_as_of_commit_seq => $9::bigint,
          p_row_cursor => $10::text, p_next_row_cursor => $11::text,
-         p_row_count => $12::bigint, p_byte_length => $13::bigint, p_expires_at => $14::bigint,
-         p_first_chunk => $15::bytea)::boolean as fresh
+         p_page => $12::integer, p_row_count => $13::bigint, p_byte_length => $14::bigint, p_expires_at => $15::bigint,
+         p_first_chunk => $16::bytea)::boolean as fresh
 `
 
 type SegmentPutParams struct {
@@ -235,6 +239,7 @@ type SegmentPutParams struct {
 	AsOfCommitSeq int64
 	RowCursor     *string
 	NextRowCursor *string
+	Page          int32
 	RowCount      int64
 	ByteLength    int64
 	ExpiresAt     int64
@@ -259,6 +264,7 @@ func (q *Queries) SegmentPut(ctx context.Context, arg SegmentPutParams) (bool, e
 		arg.AsOfCommitSeq,
 		arg.RowCursor,
 		arg.NextRowCursor,
+		arg.Page,
 		arg.RowCount,
 		arg.ByteLength,
 		arg.ExpiresAt,

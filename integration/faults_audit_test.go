@@ -30,13 +30,16 @@ type (
 	commitRef struct{ client, id string }
 )
 
-// audit checks that all that a database says about a partition agrees.
+// audit checks that all that a database says about a partition agrees. It remembers the log
+// that it has read, so that one whose log is read before it is pruned knows all of it.
 type audit struct {
 	schema    *schema.Schema
 	partition string
 	problems  []error
 
+	since    int64 // the newest commit that was read before
 	maxSeq   int64
+	horizon  int64
 	commits  map[commitRef]int64
 	outcomes map[commitRef]int64 // 0: rejected
 	rows     map[rowRef]logRow   // of the tables
@@ -48,43 +51,63 @@ func (a *audit) problem(format string, args ...any) {
 	a.problems = append(a.problems, fmt.Errorf("partition %s: "+format, append([]any{a.partition}, args...)...))
 }
 
-// auditPartition reads a partition whole, in one snapshot, and checks it. The error
-// lists every contradiction.
-func auditPartition(ctx context.Context, db interface {
-	BeginTx(ctx context.Context, o pgx.TxOptions) (pgx.Tx, error)
-}, s *schema.Schema, partition string,
-) (*audit, error) {
-	a := &audit{
+func newAudit(s *schema.Schema, partition string) *audit {
+	return &audit{
 		schema: s, partition: partition, commits: map[commitRef]int64{}, outcomes: map[commitRef]int64{},
 		rows: map[rowRef]logRow{}, folded: map[rowRef]logRow{}, graves: map[rowRef]int64{},
 	}
-	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	for _, check := range []func(context.Context, pgx.Tx) error{a.log, a.results, a.fold, a.tables, a.index, a.tombstones} {
-		if err := check(ctx, tx); err != nil {
-			return nil, err
-		}
-	}
-	return a, errors.Join(a.problems...)
 }
 
-// log: the commits are numbered from 1 without gaps, and each once.
-func (a *audit) log(ctx context.Context, tx pgx.Tx) error {
-	if err := tx.QueryRow(ctx, `select coalesce((select p.max_commit_seq from syncpg.sync_partitions as p where p.partition = $1), 0)`, a.partition).Scan(&a.maxSeq); err != nil {
+// auditPartition reads a partition whole, in one snapshot, and checks it. The error
+// lists every contradiction.
+func auditPartition(ctx context.Context, db beginner, s *schema.Schema, partition string) (*audit, error) {
+	a := newAudit(s, partition)
+	return a, a.read(ctx, db)
+}
+
+type beginner interface {
+	BeginTx(ctx context.Context, o pgx.TxOptions) (pgx.Tx, error)
+}
+
+// read reads what the log has more than before, and all the rest anew, in one snapshot.
+func (a *audit) read(ctx context.Context, db beginner) error {
+	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
+	if err != nil {
 		return err
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	clear(a.rows)
+	for _, check := range []func(context.Context, pgx.Tx) error{a.log, a.results, a.fold, a.tables, a.index, a.tombstones} {
+		if err := check(ctx, tx); err != nil {
+			return err
+		}
+	}
+	a.since = a.maxSeq
+	return errors.Join(a.problems...)
+}
+
+// log: the commits are numbered from 1 without gaps, and each once. Only those up to the
+// horizon may be gone.
+func (a *audit) log(ctx context.Context, tx pgx.Tx) error {
+	var left int64
+	if err := tx.QueryRow(ctx, `
+		select coalesce(max(p.max_commit_seq), 0), coalesce(max(p.horizon_seq), 0),
+		       (select count(*) from syncpg.sync_commits as c where c.partition = $1)
+		  from syncpg.sync_partitions as p where p.partition = $1`, a.partition).Scan(&a.maxSeq, &a.horizon, &left); err != nil {
+		return err
+	}
+	if left != a.maxSeq-a.horizon {
+		a.problem("the log has %d commits between its horizon %d and its end %d", left, a.horizon, a.maxSeq)
 	}
 	rows, err := tx.Query(ctx, `
 		select c.commit_seq, c.client_id, c.client_commit_id, c.change_count,
 		       (select array_agg(x.change_index order by x.change_index) from syncpg.sync_changes as x
 		         where x.partition = c.partition and x.commit_seq = c.commit_seq)
-		  from syncpg.sync_commits as c where c.partition = $1 order by c.commit_seq`, a.partition)
+		  from syncpg.sync_commits as c where c.partition = $1 and c.commit_seq > $2 order by c.commit_seq`, a.partition, a.since)
 	if err != nil {
 		return err
 	}
-	var seq, next int64
+	seq, next := a.since, a.since
 	var ref commitRef
 	var count int
 	var indexes []int
@@ -142,7 +165,7 @@ func (a *audit) results(ctx context.Context, tx pgx.Tx) error {
 func (a *audit) fold(ctx context.Context, tx pgx.Tx) error {
 	rows, err := tx.Query(ctx, `
 		select commit_seq, table_name, row_id, op, coalesce(row_version, 0), scopes, payload
-		  from syncpg.sync_changes where partition = $1 order by commit_seq, change_index`, a.partition)
+		  from syncpg.sync_changes where partition = $1 and commit_seq > $2 order by commit_seq, change_index`, a.partition, a.since)
 	if err != nil {
 		return err
 	}
@@ -266,7 +289,7 @@ func (a *audit) index(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// tombstones: of the rows whose last change is a delete, and of no others.
+// tombstones: of the rows whose last change is a delete behind the horizon, and of no others.
 func (a *audit) tombstones(ctx context.Context, tx pgx.Tx) error {
 	rows, err := tx.Query(ctx, `select table_name, row_id, commit_seq from syncpg.sync_tombstones where partition = $1`, a.partition)
 	if err != nil {
@@ -281,6 +304,7 @@ func (a *audit) tombstones(ctx context.Context, tx pgx.Tx) error {
 	}); err != nil {
 		return err
 	}
+	maps.DeleteFunc(a.graves, func(_ rowRef, seq int64) bool { return seq <= a.horizon })
 	if !maps.Equal(stored, a.graves) {
 		a.problem("tombstones are %v, deleted are %v", stored, a.graves)
 	}
@@ -306,13 +330,19 @@ func (a *audit) device(d *device) error {
 	return errors.Join(problems...)
 }
 
-// replica compares a replica with the rows whose scopes are within the given values.
+// replica compares a replica with the rows whose scopes are within the given values, in the
+// schema version of the device.
 func (a *audit) replica(d *device, table string, within ssp2.ScopeMap) error {
-	t, _ := a.schema.Table(table)
+	newest, _ := a.schema.Table(table)
+	t, _ := d.schema.Table(table)
 	want := map[string]logRow{}
 	for ref, row := range a.rows {
-		if ref.table == table && covers(within, t, row.scopes) {
-			want[ref.id] = row
+		if ref.table == table && covers(within, newest, row.scopes) {
+			payload, err := inVersion(newest, t, row.payload)
+			if err != nil {
+				return err
+			}
+			want[ref.id] = logRow{row.version, payload, row.scopes}
 		}
 	}
 	var problems []error
@@ -323,7 +353,7 @@ func (a *audit) replica(d *device, table string, within ssp2.ScopeMap) error {
 			return err
 		}
 		if w, ok := want[id]; !ok || w.version != row.Version || !bytes.Equal(w.payload, payload) {
-			problems = append(problems, fmt.Errorf("device %s has %s %q at version %d: %q; the server has %v", d.id, table, id, row.Version, payload, w))
+			problems = append(problems, fmt.Errorf("device %s has %s %q at version %d: %q; the server has %v", d.id, table, id, row.Version, payload, a.rows[rowRef{table, id}]))
 		}
 	}
 	for id, w := range want {
@@ -332,6 +362,27 @@ func (a *audit) replica(d *device, table string, within ssp2.ScopeMap) error {
 		}
 	}
 	return errors.Join(problems...)
+}
+
+// inVersion encodes a row of a table as another version of the table has it: the columns
+// are those of the same names.
+func inVersion(from, to *schema.Table, payload []byte) ([]byte, error) {
+	if from == to {
+		return payload, nil
+	}
+	values, err := ssp2.DecodeRow(from.Wire, payload, nil)
+	if err != nil {
+		return nil, err
+	}
+	picked := make([]ssp2.Value, len(to.Columns))
+	for i, c := range to.Columns {
+		at, ok := from.ColumnIndex(c.Name)
+		if !ok {
+			return nil, fmt.Errorf("table %q has no column %q any more", to.Name, c.Name)
+		}
+		picked[i] = values[at]
+	}
+	return ssp2.AppendRow(nil, to.Wire, picked)
 }
 
 // covers says that a row with these scopes is within the values of every variable

@@ -19,6 +19,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
+	"zombiezen.com/go/sqlite"
+	"zombiezen.com/go/sqlite/sqlitex"
 
 	"github.com/syncpg/syncpg"
 	"github.com/syncpg/syncpg/internal/client"
@@ -270,6 +272,8 @@ type deviceConfig struct {
 	wire                      ssp2.WireVersion
 	transport                 http.RoundTripper
 	limits                    [3]int32 // changes, snapshot rows, snapshot pages
+	accept                    ssp2.Accept
+	clock                     func() time.Time
 }
 
 func newDevice(s *schema.Schema, cfg deviceConfig) (*device, error) {
@@ -285,11 +289,73 @@ func newDevice(s *schema.Schema, cfg deviceConfig) (*device, error) {
 		URL: cfg.url, Header: header, ClientID: cfg.id, Schema: s, Wire: cfg.wire,
 		HTTP:         &http.Client{Transport: cfg.transport},
 		LimitCommits: cfg.limits[0], LimitSnapshotRows: cfg.limits[1], MaxSnapshotPages: cfg.limits[2],
+		Accept: cfg.accept, OpenImage: openImage, Clock: cfg.clock,
 	})
 	if err != nil {
 		return nil, err
 	}
 	return &device{Client: c, schema: s, wire: cfg.wire, partition: cfg.partition, id: cfg.id}, nil
+}
+
+// openImage opens an image in a SQLite that is not ours.
+func openImage(image []byte, table string) (_ *client.Image, err error) {
+	conn, err := sqlite.OpenConn(":memory:", sqlite.OpenReadWrite)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	if err := conn.Deserialize("main", image); err != nil {
+		return nil, err
+	}
+	into := &client.Image{}
+	rows := func(sql string, take func(columns []string, cells []any), args ...any) {
+		if err == nil {
+			err = sqlitex.ExecuteTransient(conn, sql, &sqlitex.ExecOptions{Args: args, ResultFunc: func(s *sqlite.Stmt) error {
+				var columns []string
+				var cells []any
+				for i := range s.ColumnCount() {
+					columns, cells = append(columns, s.ColumnName(i)), append(cells, cellOf(s, i))
+				}
+				take(columns, cells)
+				return nil
+			}})
+		}
+	}
+	rows(`pragma integrity_check`, func(_ []string, cells []any) {
+		if cells[0] != "ok" {
+			err = fmt.Errorf("the image is not sound: %v", cells[0])
+		}
+	})
+	rows(`select name from sqlite_schema where type = 'table'`, func(_ []string, cells []any) { into.Tables = append(into.Tables, fmt.Sprint(cells[0])) })
+	rows(`select * from _syncular_segment`, func(columns []string, cells []any) {
+		row := map[string]any{}
+		for i, name := range columns {
+			row[name] = cells[i]
+		}
+		into.Segment = append(into.Segment, row)
+	})
+	rows(`select name from pragma_table_info(?) order by cid`, func(_ []string, cells []any) {
+		into.Columns = append(into.Columns, fmt.Sprint(cells[0]))
+	}, table)
+	rows(`select * from `+schemaddl.QuoteIdent(table), func(_ []string, cells []any) { into.Rows = append(into.Rows, cells) })
+	return into, err
+}
+
+func cellOf(s *sqlite.Stmt, i int) any {
+	switch s.ColumnType(i) {
+	case sqlite.TypeInteger:
+		return s.ColumnInt64(i)
+	case sqlite.TypeFloat:
+		return s.ColumnFloat(i)
+	case sqlite.TypeText:
+		return s.ColumnText(i)
+	case sqlite.TypeBlob:
+		b := make([]byte, s.ColumnLen(i))
+		s.ColumnBytes(i, b)
+		return b
+	case sqlite.TypeNull:
+	}
+	return nil
 }
 
 // Ids and texts that these tests write.
@@ -356,6 +422,7 @@ func (d *device) operation(roll dice) (ssp2.Operation, error) {
 	return op, err
 }
 
+// randomValues are the values of a row, in any version of the schema.
 func randomValues(roll dice, table *schema.Table) []ssp2.Value {
 	text := func(of []string) ssp2.Value { return ssp2.Value{Bytes: []byte(one(roll, of))} }
 	maybe := func(v ssp2.Value) ssp2.Value {
@@ -364,22 +431,41 @@ func randomValues(roll dice, table *schema.Table) []ssp2.Value {
 		}
 		return v
 	}
-	boolean := ssp2.Value{Int: int64(roll(2))}
+	cells := map[string]func() ssp2.Value{}
+	boolean := func() ssp2.Value { return ssp2.Value{Int: int64(roll(2))} }
+	number := func() ssp2.Value { return ssp2.Value{Float: one(roll, numbers)} }
+	level := func() ssp2.Value { return ssp2.Value{Float: one(roll, levels)} }
 	switch table.Name {
 	case "items":
-		return []ssp2.Value{
-			text(itemIDs), text(worldScopes["team"]), text(titles), maybe(ssp2.Value{Bytes: fmt.Append(nil, "slug", roll(40))}),
-			{Float: one(roll, numbers)},
-			boolean, maybe(ssp2.Value{Int: int64(roll(3)-1) * ssp2.MaxSafeInteger}),
-			maybe(text(labels)), maybe(ssp2.Value{Bytes: make([]byte, roll(9))}),
-		}
+		cells["id"] = func() ssp2.Value { return text(itemIDs) }
+		cells["team"] = func() ssp2.Value { return text(worldScopes["team"]) }
+		cells["title"] = func() ssp2.Value { return text(titles) }
+		cells["slug"] = func() ssp2.Value { return maybe(ssp2.Value{Bytes: fmt.Append(nil, "slug", roll(40))}) }
+		cells["rank"], cells["done"] = number, boolean
+		cells["due"] = func() ssp2.Value { return maybe(ssp2.Value{Int: int64(roll(3)-1) * ssp2.MaxSafeInteger}) }
+		cells["labels"] = func() ssp2.Value { return maybe(text(labels)) }
+		cells["sketch"] = func() ssp2.Value { return maybe(ssp2.Value{Bytes: make([]byte, roll(9))}) }
+		cells["color"] = func() ssp2.Value { return maybe(text(titles)) } // of a later version
 	case "cells":
-		return []ssp2.Value{{Int: int64(roll(8)) - 3}, {Int: one(roll, []int64{1, 2, -3})}, boolean, maybe(text(titles))}
+		cells["id"] = func() ssp2.Value { return ssp2.Value{Int: int64(roll(8)) - 3} }
+		cells["board"] = func() ssp2.Value { return ssp2.Value{Int: one(roll, []int64{1, 2, -3})} }
+		cells["open"] = boolean
+		cells["note"] = func() ssp2.Value { return maybe(text(titles)) }
+		cells["weight"] = func() ssp2.Value { return maybe(number()) } // of a later version
 	case "gauges":
-		return []ssp2.Value{{Float: one(roll, levels)}, {Float: one(roll, levels)}, text(worldScopes["kind"]), maybe(ssp2.Value{Float: one(roll, numbers)})}
+		cells["id"], cells["level"] = level, level
+		cells["kind"] = func() ssp2.Value { return text(worldScopes["kind"]) }
+		cells["value"] = func() ssp2.Value { return maybe(number()) }
 	default:
-		return []ssp2.Value{text(itemIDs), text(worldScopes["owner"]), maybe(ssp2.Value{Bytes: []byte(one(roll, titles))})}
+		cells["id"] = func() ssp2.Value { return text(itemIDs) }
+		cells["owner"] = func() ssp2.Value { return text(worldScopes["owner"]) }
+		cells["body"] = func() ssp2.Value { return maybe(ssp2.Value{Bytes: []byte(one(roll, titles))}) }
 	}
+	values := make([]ssp2.Value, len(table.Columns))
+	for i, c := range table.Columns {
+		values[i] = cells[c.Name]()
+	}
+	return values
 }
 
 // deliver pushes commits of the outbox, new ones or not, and remembers the answers.

@@ -109,17 +109,7 @@ func (d *deposit) bootstrap(t *testing.T, epoch *string, team string) []*ssp2.Se
 // get fetches a URL with a header.
 func (d *deposit) get(t *testing.T, target string, header http.Header) reply {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
-	require.NoError(t, err)
-	maps.Copy(r.Header, header)
-	res, err := d.client.Do(r)
-	require.NoError(t, err)
-	body, err := io.ReadAll(res.Body)
-	require.NoError(t, err)
-	require.NoError(t, res.Body.Close())
-	return reply{res.StatusCode, res.Header, body}
+	return d.ask(t, http.MethodGet, target, header)
 }
 
 // download asks for a segment as an actor, for a team.
@@ -233,6 +223,133 @@ func TestSegmentProbes(t *testing.T) {
 	d.restart(t)
 	d.download(t, id, "ada", "team-1").requireError(t, http.StatusNotFound, ssp2.CodeSegmentExpired)
 	d.get(t, *fresh[0].URL, nil).requireError(t, http.StatusNotFound, ssp2.CodeSegmentExpired)
+}
+
+// probe is a request for a segment by somebody who may not have it.
+type probe struct {
+	name    string
+	segment func(id string) string // what is asked for
+	header  http.Header
+	code    ssp2.Code
+}
+
+// TestSegmentProbesTellNothing: whoever may not have a segment, or is in another partition,
+// gets the same answer whether there is one of that id or not, down to the last byte and
+// header, by GET and HEAD, with whatever conditions. Only a holder of other scopes of the
+// partition learns from the code what §5.5 says that it must: 403 for what is there, 404
+// for what is not; the id, a hash of the rows, is what it has to know for that.
+func TestSegmentProbesTellNothing(t *testing.T) {
+	t.Parallel()
+	d := newDeposit(t)
+	epoch := d.fill(t)
+	mine, empty := d.bootstrap(t, epoch, "team-1"), d.bootstrap(t, epoch, "team-2")
+	known, unknown := mine[0].SegmentID, segment.ID([]byte("unknown"))
+	sign := func(change func(*segment.SignerConfig), id, partition, digest string) string {
+		cfg := segment.SignerConfig{BaseURL: "https://x", Key: depositKey, Clock: d.cfg.Clock}
+		change(&cfg)
+		signer, err := segment.NewSigner(cfg)
+		require.NoError(t, err)
+		signed, _, err := signer.SignURL(t.Context(), segment.Meta{
+			Key: segment.Key{Partition: partition, LogEpoch: *epoch, Table: "lists", ScopeDigest: digest}, ID: id,
+		})
+		require.NoError(t, err)
+		_, token, _ := strings.Cut(signed, "?st=")
+		return token
+	}
+	same := func(*segment.SignerConfig) {}
+	direct := url.PathEscape
+	by := func(token func(id string) string) func(id string) string {
+		return func(id string) string { return url.PathEscape(id) + "?st=" + token(id) }
+	}
+	partition := as("ada", "team-1")
+	partition.Set("X-Partition", "other")
+	d.grant("eve", scope.Allowed{})
+	d.grant("mallory", scope.Allowed{"team_id": {"team-3"}})
+	digest := mine[0].ScopeDigest
+	for _, tc := range []probe{
+		{name: "nobody", segment: direct, header: http.Header{"X-Syncular-Scopes": {`{"team_id":["team-1"]}`}}, code: ssp2.CodeAuthRequired},
+		{name: "an actor of no scopes", segment: direct, header: as("eve", "team-1"), code: ssp2.CodeForbidden},
+		{name: "an actor of other scopes, asking for those of the segment", segment: direct, header: as("mallory", "team-1"), code: ssp2.CodeForbidden},
+		{name: "an actor whom the resolver does not know", segment: direct, header: as("stranger", "team-1"), code: ssp2.CodeForbidden},
+		{name: "another partition", segment: direct, header: partition, code: ssp2.CodeNotFound},
+		{name: "no scopes", segment: direct, header: http.Header{"X-Actor": {"ada"}}, code: ssp2.CodeInvalidRequest},
+		{name: "scopes that are none", segment: direct, header: http.Header{"X-Actor": {"ada"}, "X-Syncular-Scopes": {`{"nothing":["x"]}`}}, code: ssp2.CodeInvalidSubscription},
+		{name: "no token", segment: by(func(string) string { return "" }), code: ssp2.CodeForbidden},
+		{name: "a token that is none", segment: by(func(string) string { return "x.y" }), code: ssp2.CodeForbidden},
+		{name: "a token for another segment", segment: by(func(string) string { return sign(same, empty[0].SegmentID, "acme", digest) }), code: ssp2.CodeForbidden},
+		{name: "a tampered token", segment: by(func(id string) string {
+			token := sign(same, id, "acme", digest)
+			return token[:len(token)-2] + "AA"
+		}), code: ssp2.CodeForbidden},
+		{name: "a token of another key", segment: by(func(id string) string {
+			return sign(func(c *segment.SignerConfig) { c.Key = bytes.Repeat([]byte("z"), 32) }, id, "acme", digest)
+		}), code: ssp2.CodeForbidden},
+		{name: "a token that has ended", segment: by(func(id string) string {
+			return sign(func(c *segment.SignerConfig) {
+				c.Clock = func() time.Time { return time.UnixMilli(d.now.Load()).Add(-16*time.Minute - time.Second) }
+			}, id, "acme", digest)
+		}), code: ssp2.CodeForbidden},
+		{name: "a token of another partition", segment: by(func(id string) string { return sign(same, id, "other", digest) }), code: ssp2.CodeNotFound},
+		{name: "an id that is none", segment: func(string) string { return "sha256:0" }, header: as("eve", "team-1"), code: ssp2.CodeForbidden},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			for _, method := range []string{http.MethodGet, http.MethodHead} {
+				for _, condition := range []http.Header{
+					nil,
+					{"If-None-Match": {"*"}},
+					{"If-None-Match": {`"` + known + `"`}},
+					{"If-None-Match": {`W/"` + unknown + `"`}},
+					{"Range": {"bytes=0-1"}},
+					{"Accept-Encoding": {"zstd"}},
+					{"If-Modified-Since": {"Wed, 21 Oct 2015 07:28:00 GMT"}},
+				} {
+					header := tc.header.Clone()
+					if header == nil {
+						header = http.Header{}
+					}
+					maps.Copy(header, condition)
+					there := d.ask(t, method, d.url+"/segments/"+tc.segment(known), header)
+					not := d.ask(t, method, d.url+"/segments/"+tc.segment(unknown), header)
+					info, _ := ssp2.Lookup(tc.code)
+					require.Equal(t, info.HTTPStatus, there.status)
+					require.Equal(t, not, there)
+					require.Empty(t, there.header.Values("ETag"))
+					if method == http.MethodGet {
+						there.requireError(t, info.HTTPStatus, tc.code)
+					} else {
+						require.Empty(t, there.body)
+					}
+				}
+			}
+		})
+	}
+	// What a holder of other scopes is told is the code, and nothing of the segment.
+	for id, code := range map[string]ssp2.Code{known: ssp2.CodeForbidden, unknown: ssp2.CodeNotFound} {
+		header := as("mallory", "team-3")
+		header.Set("If-None-Match", `"`+id+`", *`)
+		r := d.ask(t, http.MethodGet, d.url+"/segments/"+id, header)
+		info, _ := ssp2.Lookup(code)
+		r.requireError(t, info.HTTPStatus, code)
+		require.Empty(t, r.header.Values("ETag"))
+	}
+}
+
+// ask is any request, without the time that its answer tells.
+func (d *deposit) ask(t *testing.T, method, target string, header http.Header) reply {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, method, target, nil)
+	require.NoError(t, err)
+	maps.Copy(r.Header, header)
+	res, err := d.client.Do(r)
+	require.NoError(t, err)
+	body, err := io.ReadAll(res.Body)
+	require.NoError(t, err)
+	require.NoError(t, res.Body.Close())
+	res.Header.Del("Date")
+	return reply{res.StatusCode, res.Header, body}
 }
 
 // TestSegmentsExpire: known as expired, then, once deleted, unknown.

@@ -195,15 +195,16 @@ create unlogged table syncpg.sync_segments (
   as_of_commit_seq bigint not null,
   row_cursor       text,
   next_row_cursor  text,
+  page             integer not null,
   row_count        bigint not null,
   byte_length      bigint not null,
   expires_at_ms    bigint not null,
   primary key (partition, segment_id, scope_digest, description)
 );
-create index sync_ix_segments_key on syncpg.sync_segments (partition, scope_digest, table_name, as_of_commit_seq);
+create index sync_ix_segments_key on syncpg.sync_segments (partition, scope_digest, table_name, as_of_commit_seq, page desc);
 create index sync_ix_segments_expiry on syncpg.sync_segments (partition, expires_at_ms);
 comment on table syncpg.sync_segments is
-  'Bootstrap segments of the Postgres segment store (§5.1): what each was built for, and until when it is served. The same bytes may stand here several times; description is the hash of everything that tells two rows apart beside the key. A cache: unlogged, lost in a crash, rebuilt on demand.';
+  'Bootstrap segments of the Postgres segment store (§5.1): what each was built for, and until when it is served. The same bytes may stand here several times; description is the hash of everything that tells two rows apart beside the key; page counts from 0 and is -1 for segments that are not to be found. A cache: unlogged, lost in a crash, rebuilt on demand.';
 
 create unlogged table syncpg.sync_segment_chunks (
   partition   text collate "C" not null,

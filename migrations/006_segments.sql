@@ -15,7 +15,7 @@
 create function syncpg.sync_put_segment(
   p_partition text, p_segment_id text, p_scope_digest text, p_description bytea,
   p_log_epoch text, p_table_name text, p_media_type smallint, p_schema_version integer, p_as_of_commit_seq bigint,
-  p_row_cursor text, p_next_row_cursor text, p_row_count bigint, p_byte_length bigint, p_expires_at bigint,
+  p_row_cursor text, p_next_row_cursor text, p_page integer, p_row_count bigint, p_byte_length bigint, p_expires_at bigint,
   p_first_chunk bytea)
 returns boolean
 language plpgsql volatile
@@ -26,12 +26,12 @@ as $$
 begin
   insert into syncpg.sync_segments as s
     (partition, segment_id, scope_digest, description, log_epoch, table_name, media_type, schema_version,
-     as_of_commit_seq, row_cursor, next_row_cursor, row_count, byte_length, expires_at_ms)
+     as_of_commit_seq, row_cursor, next_row_cursor, page, row_count, byte_length, expires_at_ms)
   values
     (p_partition, p_segment_id, p_scope_digest, p_description, p_log_epoch, p_table_name, p_media_type, p_schema_version,
-     p_as_of_commit_seq, p_row_cursor, p_next_row_cursor, p_row_count, p_byte_length, p_expires_at)
+     p_as_of_commit_seq, p_row_cursor, p_next_row_cursor, p_page, p_row_count, p_byte_length, p_expires_at)
   on conflict (partition, segment_id, scope_digest, description) do update
-    set expires_at_ms = greatest(s.expires_at_ms, excluded.expires_at_ms);
+    set expires_at_ms = greatest(s.expires_at_ms, excluded.expires_at_ms), page = greatest(s.page, excluded.page);
   loop
     insert into syncpg.sync_segment_chunks (partition, segment_id, chunk_index, body)
     values (p_partition, p_segment_id, 0, p_first_chunk)
@@ -50,14 +50,14 @@ begin
   end loop;
 end
 $$;
-comment on function syncpg.sync_put_segment(text, text, text, bytea, text, text, smallint, integer, bigint, text, text, bigint, bigint, bigint, bytea) is
+comment on function syncpg.sync_put_segment(text, text, text, bytea, text, text, smallint, integer, bigint, text, text, integer, bigint, bigint, bigint, bytea) is
   'Describes a segment and stores its first chunk (§5.1). True: the bytes are new, and the caller stores the other chunks in the same transaction. False: they were there, only the expiry was moved on. Waits for who stores or deletes the same bytes; locks the description, then chunk 0.';
 
 create function syncpg.sync_open_segment(
   p_partition text, p_segment_id text, p_scope_digest text, p_log_epoch text, p_now bigint)
 returns table (
   known boolean, described boolean, log_epoch text, table_name text, media_type smallint, schema_version integer,
-  as_of_commit_seq bigint, row_cursor text, next_row_cursor text, row_count bigint, byte_length bigint, expires_at_ms bigint,
+  as_of_commit_seq bigint, row_cursor text, next_row_cursor text, page integer, row_count bigint, byte_length bigint, expires_at_ms bigint,
   first_chunk bytea)
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -72,7 +72,7 @@ as $$
 begin
   return query
     select true, true, s.log_epoch, s.table_name, s.media_type, s.schema_version,
-           s.as_of_commit_seq, s.row_cursor, s.next_row_cursor, s.row_count, s.byte_length, s.expires_at_ms, c.body
+           s.as_of_commit_seq, s.row_cursor, s.next_row_cursor, s.page, s.row_count, s.byte_length, s.expires_at_ms, c.body
       from syncpg.sync_segments as s
       join syncpg.sync_segment_chunks as c
         on c.partition = s.partition and c.segment_id = s.segment_id and c.chunk_index = 0
@@ -91,7 +91,7 @@ begin
              where s.partition = p_partition and s.segment_id = p_segment_id and s.scope_digest = p_scope_digest
              order by s.partition, s.segment_id, s.scope_digest, s.description limit 1) is not null,
            null::text, null::text, null::smallint, null::integer,
-           null::bigint, null::text, null::text, null::bigint, null::bigint, null::bigint, null::bytea;
+           null::bigint, null::text, null::text, null::integer, null::bigint, null::bigint, null::bigint, null::bytea;
 end
 $$;
 comment on function syncpg.sync_open_segment(text, text, text, text, bigint) is
@@ -120,7 +120,7 @@ create function syncpg.sync_find_segments(
   p_partition text, p_scope_digest text, p_table_name text, p_log_epoch text, p_media_type smallint, p_schema_version integer,
   p_now bigint, p_limit integer)
 returns table (
-  segment_id text, as_of_commit_seq bigint, row_cursor text, next_row_cursor text, row_count bigint, byte_length bigint, expires_at_ms bigint)
+  segment_id text, as_of_commit_seq bigint, row_cursor text, next_row_cursor text, page integer, row_count bigint, byte_length bigint, expires_at_ms bigint)
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -131,17 +131,17 @@ as $$
 #variable_conflict use_column
 begin
   return query
-    select s.segment_id, s.as_of_commit_seq, s.row_cursor, s.next_row_cursor, s.row_count, s.byte_length, s.expires_at_ms
+    select s.segment_id, s.as_of_commit_seq, s.row_cursor, s.next_row_cursor, s.page, s.row_count, s.byte_length, s.expires_at_ms
       from syncpg.sync_segments as s
      where s.partition = p_partition and s.scope_digest = p_scope_digest and s.table_name = p_table_name
        and s.log_epoch = p_log_epoch and s.media_type = p_media_type and s.schema_version = p_schema_version
-       and s.expires_at_ms > p_now
-     order by s.as_of_commit_seq desc
+       and s.expires_at_ms > p_now and s.page >= 0
+     order by s.as_of_commit_seq desc, s.page
      limit p_limit;
 end
 $$;
 comment on function syncpg.sync_find_segments(text, text, text, text, smallint, integer, bigint, integer) is
-  'The segments of a key that have not expired, newest pin first, in no order within a pin. Takes no locks.';
+  'The segments of a key that have not expired, newest pin first, and within a pin in the order of pages; of the last pin the first ones. Takes no locks.';
 
 create function syncpg.sync_delete_expired_segments(
   p_after text, p_now bigint, p_limit integer, p_max_bytes bigint, p_max_partitions integer)
@@ -224,5 +224,5 @@ drop function syncpg.sync_delete_expired_segments(text, bigint, integer, bigint,
 drop function syncpg.sync_find_segments(text, text, text, text, smallint, integer, bigint, integer);
 drop function syncpg.sync_read_segment_chunk(text, text, integer);
 drop function syncpg.sync_open_segment(text, text, text, text, bigint);
-drop function syncpg.sync_put_segment(text, text, text, bytea, text, text, smallint, integer, bigint, text, text, bigint, bigint, bigint, bytea);
+drop function syncpg.sync_put_segment(text, text, text, bytea, text, text, smallint, integer, bigint, text, text, integer, bigint, bigint, bigint, bytea);
 delete from syncpg.sync_migrations where version = 6;

@@ -113,8 +113,8 @@ var rows = map[int]string{
 	insert into syncpg.sync_tombstones (partition, table_name, row_id, commit_seq) values ('p', 't', 'r', 1);
 	insert into syncpg.sync_blob_refs (partition, table_name, row_id, blob_id) values ('p', 't', 'r', 'b');
 	insert into syncpg.sync_blobs (partition, blob_id, byte_length, media_type, created_at_ms, body) values ('p', 'b', 0, 'text/plain', 1, '');
-	insert into syncpg.sync_segments (partition, segment_id, scope_digest, description, log_epoch, table_name, media_type, schema_version, as_of_commit_seq, row_count, byte_length, expires_at_ms)
-	values ('p', 's', 'd', '', 'e', 't', 1, 1, 1, 0, 0, 1);
+	insert into syncpg.sync_segments (partition, segment_id, scope_digest, description, log_epoch, table_name, media_type, schema_version, as_of_commit_seq, page, row_count, byte_length, expires_at_ms)
+	values ('p', 's', 'd', '', 'e', 't', 1, 1, 1, 0, 0, 0, 1);
 	insert into syncpg.sync_segment_chunks (partition, segment_id, chunk_index, body) values ('p', 's', 0, '');
 	insert into syncpg.sync_writer_fence (partition, required_writer_version) values ('p', 1);
 	insert into syncpg.sync_backfill_checkpoints (partition, name, schema_version, state, updated_at_ms) values ('p', 'n', 1, 'declared', 1);

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math"
 	"sync"
 	"time"
@@ -51,12 +52,16 @@ type shared struct {
 	// large are scopes that were seen to have more than a first page, which is therefore
 	// not worth reading; unfit are those that no image holds.
 	large, unfit map[chainKey]struct{}
+
+	images  int                    // in the making
+	lingers bool                   // builds may go on without a client
+	orphans map[*chain]*time.Timer // those that do, and what ends them
 }
 
 func newShared() *shared {
 	return &shared{
 		probes: map[chainKey]*probe{}, fresh: map[chainKey]*chain{}, pinned: map[chainKey]map[int64]*chain{},
-		large: map[chainKey]struct{}{}, unfit: map[chainKey]struct{}{},
+		large: map[chainKey]struct{}{}, unfit: map[chainKey]struct{}{}, orphans: map[*chain]*time.Timer{},
 	}
 }
 
@@ -104,9 +109,10 @@ func (sh *shared) isUnfit(key chainKey) bool {
 
 // chain is the stored segments of one scope at one pin, from the first page on, and who
 // adds to them. It grows as far as somebody waits for, in a goroutine that no request
-// owns alone: it ends when nobody wants more, when everybody who did has gone, and in any
-// case before the last of them is done. All fields are guarded by shared.mu, but scan,
-// which is the goroutine's.
+// owns alone: it ends when nobody wants more. When everybody who did has gone, what is
+// being read is finished and stored, see linger; otherwise the goroutine ends before the
+// last of them is done. All fields are guarded by shared.mu, but scan, which is the
+// goroutine's.
 type chain struct {
 	s   *Service
 	key chainKey
@@ -124,7 +130,26 @@ type chain struct {
 	cancel  context.CancelFunc
 	running chan struct{} // closed when the goroutine has ended; nil: there is none
 
-	scan *scan
+	scan *scan // of an image: what a probe has read of it, nil for nothing
+}
+
+// claim makes the caller a user of a chain.
+func (sh *shared) claim(c *chain) *chain {
+	c.users++
+	if timer := sh.orphans[c]; timer != nil {
+		timer.Stop()
+		delete(sh.orphans, c)
+	}
+	return c
+}
+
+// linger lets the build of a chain that lost its last user go on, if it may.
+func (sh *shared) linger(c *chain) bool {
+	if !sh.lingers || c.running == nil || len(sh.orphans) >= c.s.maxBuilds {
+		return false
+	}
+	sh.orphans[c] = time.AfterFunc(c.s.buildTime, c.cancel)
+	return true
 }
 
 // join makes the caller a user of the chain of a pin, which is made of pages if there is
@@ -147,8 +172,7 @@ func (sh *shared) join(s *Service, key chainKey, sub *subscription, pages []segm
 		}
 		c.tell()
 	}
-	c.users++
-	return c
+	return sh.claim(c)
 }
 
 // begins says whether pages begin with those of first.
@@ -180,19 +204,23 @@ func (sh *shared) begin(s *Service, key chainKey, sub *subscription, least int64
 		c = s.newChain(key, sub)
 		sh.fresh[key] = c
 	}
-	c.users++
-	return c
+	return sh.claim(c)
 }
 
-// adopt makes the caller a user of a new chain that goes on with what a probe has read.
-func (sh *shared) adopt(s *Service, key chainKey, sub *subscription, sc *scan, pin int64) *chain {
-	c := s.newChain(key, sub)
-	c.scan, c.pin, c.users = sc, pin, 1
+// adopt makes the caller a user of a new chain that goes on with what a probe has read,
+// unless there is one in the making that is as fresh as least: probes of other sizes lead
+// to the same image.
+func (sh *shared) adopt(s *Service, key chainKey, sub *subscription, sc *scan, pin, least int64) *chain {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
+	if c := sh.fresh[key]; c != nil && c.failed == nil && !c.complete && (c.pin < 0 || c.pin >= least) {
+		return sh.claim(c)
+	}
+	c := s.newChain(key, sub)
+	c.scan, c.pin = sc, pin
 	sh.fresh[key] = c
 	sh.pin(c)
-	return c
+	return sh.claim(c)
 }
 
 func (s *Service) newChain(key chainKey, sub *subscription) *chain {
@@ -224,14 +252,14 @@ func (sh *shared) forget(c *chain) {
 	}
 }
 
-// leave ends the use of a chain. The last one out waits for its goroutine, which it
-// stops when gone is true: then nobody wants what is being read.
+// leave ends the use of a chain. The last one out waits for a goroutine that may not go
+// on alone, and stops it when gone is true: then nobody wants what is being read.
 func (c *chain) leave(gone bool) {
 	sh := c.s.shared
 	sh.mu.Lock()
 	c.users--
 	var wait chan struct{}
-	if c.users == 0 {
+	if c.users == 0 && !sh.linger(c) {
 		sh.forget(c)
 		if wait = c.running; wait != nil && gone {
 			c.cancel()
@@ -244,7 +272,8 @@ func (c *chain) leave(gone bool) {
 }
 
 // page returns the i-th page, and waits for it to be built; false when the chain ends
-// before it.
+// before it. Pages that the store would not find are not shared: whoever has come so far
+// reads on by itself.
 func (c *chain) page(ctx context.Context, i int) (segment.Meta, bool, error) {
 	sh := c.s.shared
 	for {
@@ -254,7 +283,7 @@ func (c *chain) page(ctx context.Context, i int) (segment.Meta, bool, error) {
 			m := c.pages[i]
 			sh.mu.Unlock()
 			return m, true, nil
-		case c.complete || c.failed != nil:
+		case c.complete || c.failed != nil || i >= segment.MaxFound:
 			err := c.failed
 			sh.mu.Unlock()
 			return segment.Meta{}, false, err
@@ -304,10 +333,15 @@ func (c *chain) run(ctx context.Context) {
 			c.failed = err
 			sh.forget(c)
 		}
-		if stopped || c.failed != nil || c.complete || len(c.pages) >= c.want {
+		if stopped || c.failed != nil || c.complete || len(c.pages) >= c.want || c.users == 0 {
 			c.cancel()
 			close(c.running)
 			c.running = nil
+			if timer := sh.orphans[c]; timer != nil {
+				timer.Stop()
+				delete(sh.orphans, c)
+				sh.forget(c)
+			}
 			c.tell()
 			sh.mu.Unlock()
 			return
@@ -387,8 +421,12 @@ func (c *chain) read(ctx context.Context) error {
 		c.scan.restart(c.at)
 		return nil
 	}
-	for pg := c.scan.take(); pg != nil; pg = c.scan.take() {
-		m, err := c.s.put(ctx, c.key.Key, c.pin, pg)
+	for len(c.pages) < segment.MaxFound {
+		pg := c.scan.take()
+		if pg == nil {
+			break
+		}
+		m, err := c.s.put(ctx, c.key.Key, c.pin, int32(len(c.pages)), pg)
 		if err != nil {
 			return err
 		}
@@ -457,12 +495,12 @@ func chainOf(found []segment.Meta, pin, rows int64, from *string, expires int64)
 	}
 }
 
-// put stores a page.
-func (s *Service) put(ctx context.Context, key segment.Key, pin int64, pg *page) (segment.Meta, error) {
+// put stores a page, of which index says which one it is.
+func (s *Service) put(ctx context.Context, key segment.Key, pin int64, index int32, pg *page) (segment.Meta, error) {
 	body := pg.segment()
 	m := segment.Meta{
 		Key: key, ID: segment.ID(body), AsOfCommitSeq: pin,
-		RowCursor: pg.from.cursor(), RowCount: pg.rows, ByteLength: int64(len(body)),
+		RowCursor: pg.from.cursor(), Page: index, RowCount: pg.rows, ByteLength: int64(len(body)),
 	}
 	if pg.more {
 		m.NextRowCursor = pg.next.cursor()
@@ -530,9 +568,7 @@ func (p *Pull) settle(subs []*subscription) {
 			} else {
 				pr.large = true
 				sub.shared, sub.scan = true, nil
-				if key.MediaType == ssp2.MediaRows {
-					p.use(sub, p.s.shared.adopt(p.s, p.chainKey(sub, ssp2.MediaRows), sub, sc, sub.pin))
-				}
+				p.use(sub, p.s.shared.adopt(p.s, p.freshKey(sub), sub, sc, sub.pin, p.least(0)))
 			}
 		}
 		p.s.shared.settle(key, pr)
@@ -577,10 +613,15 @@ func (p *Pull) attach(ctx context.Context, sub *subscription) error {
 	if sub.resume != nil {
 		return p.attachTo(ctx, sub, p.chainKey(sub, ssp2.MediaRows))
 	}
-	if key := p.chainKey(sub, p.lane(sub)); key.MediaType == ssp2.MediaSQLite && !p.s.shared.isUnfit(key) {
-		return p.attachTo(ctx, sub, key)
+	return p.attachTo(ctx, sub, p.freshKey(sub))
+}
+
+// freshKey is the key of the chain that answers a large scope from its start on.
+func (p *Pull) freshKey(sub *subscription) chainKey {
+	if key := p.chainKey(sub, p.lane(sub)); key.MediaType == ssp2.MediaRows || !p.s.shared.isUnfit(key) {
+		return key
 	}
-	return p.attachTo(ctx, sub, p.chainKey(sub, ssp2.MediaRows))
+	return p.chainKey(sub, ssp2.MediaRows)
 }
 
 func (p *Pull) attachTo(ctx context.Context, sub *subscription, key chainKey) error {
@@ -713,7 +754,11 @@ func (p *Pull) sendShared(ctx context.Context, out *pieces, sub *subscription) (
 		case err != nil && ctx.Err() != nil:
 			return false, err
 		case err != nil:
-			p.s.log.WarnContext(ctx, "a bootstrap goes on without its segments", "table", sub.table.Name, "error", err)
+			level := slog.LevelWarn
+			if errors.Is(err, errBusy) {
+				level = slog.LevelDebug
+			}
+			p.s.log.Log(ctx, level, "a bootstrap goes on without its segments", "table", sub.table.Name, "error", err)
 			if first && c.key.MediaType == ssp2.MediaSQLite {
 				// No image, whatever the reason: the rows lane is shared as well.
 				if err := p.attachTo(ctx, sub, p.chainKey(sub, ssp2.MediaRows)); err != nil {

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -427,12 +426,8 @@ func TestHerd(t *testing.T) {
 			}
 			require.Equal(t, len(ids[0]), kept.puts)
 			read := fetched(t, b, admin) - before
-			t.Logf("%d rows read of %d, by %d clients", read, n, clients)
-			if accept == imageLane {
-				require.LessOrEqual(t, read, int64(n)+1001) // the page that shows that there is more
-			} else {
-				require.LessOrEqual(t, read, int64(n)*105/100)
-			}
+			t.Logf("%d rows read of %d, %.5f of the table, by %d clients", read, n, float64(read)/n, clients)
+			require.LessOrEqual(t, read, int64(n)*105/100)
 		})
 	}
 }
@@ -482,79 +477,4 @@ func TestSmallHerd(t *testing.T) {
 	require.NoError(t, err)
 	all.Wait()
 	require.Equal(t, 1, b.scans())
-}
-
-// gated is a store that holds every Put until it is let go, or given up.
-type gated struct {
-	*store
-	arrived chan struct{} // one for each Put
-	release chan struct{} // closed to let all go
-	gaveUp  atomic.Int32
-}
-
-func (g *gated) Put(ctx context.Context, m segment.Meta, body io.Reader) error {
-	g.arrived <- struct{}{}
-	select {
-	case <-g.release:
-		return g.store.Put(ctx, m, body)
-	case <-ctx.Done():
-		g.gaveUp.Add(1)
-		return ctx.Err()
-	}
-}
-
-// TestTheFirstClientLeaves: what is built for several goes on when the one that came
-// first has gone, and ends when all have.
-func TestTheFirstClientLeaves(t *testing.T) {
-	t.Parallel()
-	for name, accept := range map[string]ssp2.Accept{"rows": rowsLane, "image": imageLane} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			for _, allLeave := range []bool{false, true} {
-				b, kept := shared(t)
-				b.fill(t, "x", 2500)
-				g := &gated{store: kept, arrived: make(chan struct{}, 100), release: make(chan struct{})}
-				s, err := pullsvc.New(b.db.Pool, pullsvc.Config{Schema: b.schema, Segments: g, InlineSegmentMaxBytes: -1})
-				require.NoError(t, err)
-				b.Service = s
-				type client struct {
-					leave  context.CancelFunc
-					joined chan struct{}
-					ended  chan error
-				}
-				come := func(name string) client {
-					ctx, leave := context.WithCancel(t.Context())
-					t.Cleanup(leave)
-					c := client{leave, make(chan struct{}, 100), make(chan error, 1)}
-					p, err := b.Begin(ctx, bootstrapping(name, accept, 1000))
-					require.NoError(t, err)
-					go func() {
-						err := p.Stream(ctx, func([]byte) error { c.joined <- struct{}{}; return nil })
-						p.Close()
-						c.ended <- err
-					}()
-					return c
-				}
-				first := come("c1")
-				<-g.arrived
-				second := come("c2")
-				<-second.joined // what has been sent is sent before it waits
-				first.leave()
-				require.ErrorIs(t, <-first.ended, context.Canceled)
-				require.Zero(t, g.gaveUp.Load(), "the second client still waits for it")
-				if allLeave {
-					second.leave()
-					require.ErrorIs(t, <-second.ended, context.Canceled)
-					require.Equal(t, int32(1), g.gaveUp.Load())
-					require.Zero(t, kept.puts)
-				}
-				close(g.release)
-				if !allLeave {
-					require.NoError(t, <-second.ended)
-				}
-				got := b.pull(t, bootstrapping("c3", accept, 1000))[0]
-				require.Len(t, got.rows(t, b, kept, "items"), 2500)
-			}
-		})
-	}
 }

@@ -70,6 +70,44 @@ func TestPagesOfAPinWithOtherEnds(t *testing.T) {
 	require.Len(t, got.rows(t, b, kept, "items"), 5000)
 }
 
+// TestAChainOfMorePagesThanAreFound: the first ones are shared, and who gets behind them
+// reads on alone.
+func TestAChainOfMorePagesThanAreFound(t *testing.T) {
+	t.Parallel()
+	const n = segment.MaxFound + 60
+	b, kept := shared(t)
+	b.fill(t, "x", n)
+	var reads []int
+	for i := range 2 {
+		b.counter.Reset()
+		req := bootstrapping(fmt.Sprint("c", i), rowsLane, 1)
+		req.Header.MaxSnapshotPages = 50
+		have := map[string]row{}
+		for {
+			got := b.pull(t, req)[0]
+			require.Equal(t, b.seq, got.End.NextCursor)
+			for id, r := range got.rows(t, b, kept, "items") {
+				require.NotContains(t, have, id)
+				have[id] = r
+			}
+			if req.Subscriptions[0].BootstrapState = got.End.BootstrapState; got.End.BootstrapState == nil {
+				break
+			}
+			req.Subscriptions[0].Cursor = got.End.NextCursor
+		}
+		require.Len(t, have, n)
+		reads = append(reads, b.scans())
+	}
+	table, _ := b.schema.Table("items")
+	require.LessOrEqual(t, reads[1], 3, "the rows of 60 pages, over two pulls")
+	found := map[bool]int{}
+	for _, m := range kept.kept {
+		require.Equal(t, table.Name, m.Table)
+		found[m.Page >= 0]++
+	}
+	require.Equal(t, map[bool]int{true: segment.MaxFound, false: 60}, found)
+}
+
 // TestAnOldChainThatIsStillInUse: others who read on do not keep a chain alive for those
 // who come when its pin is too old for them.
 func TestAnOldChainThatIsStillInUse(t *testing.T) {

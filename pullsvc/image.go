@@ -15,33 +15,31 @@ import (
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-// image builds and stores the image of the chain's scope (§5.3). Its rows are read as one
-// snapshot, so that each comes once; storing it needs a connection of its own, so it is
-// finished on disk before.
+// errBusy says that no further image is built for now.
+var errBusy = errors.New("as many images are being built as may be at once")
+
+// image builds and stores the image of the chain's scope (§5.3). Storing it needs a
+// connection of its own, so it is finished on disk before.
 func (c *chain) image(ctx context.Context) error {
-	p, sub := c.reader(), c.sub
-	sub.scan = c.s.newScan(&sub, math.MaxInt32)
-	var file *image.File
-	err := p.flush(ctx, work{stream: &sub, rows: math.MaxInt32, bytes: math.MaxInt32, all: func(rows iter.Seq2[ssp2.SegmentRow, error]) (err error) {
-		file, err = image.Build(ctx, image.Spec{
-			Table: sub.as.table, SchemaVersion: c.key.SchemaVersion, AsOfCommitSeq: p.gate.MaxCommitSeq,
-			ScopeDigest: c.key.ScopeDigest, Dir: c.s.imageDir,
-		}, sub.as.all(rows))
-		return err
-	}}, func() error { return nil })
-	if file != nil {
-		defer func() { _ = file.Close() }() // nothing is lost with it
+	if !c.s.shared.enter(c.s.maxBuilds) {
+		return errBusy
 	}
-	switch {
-	case errors.Is(err, image.ErrUnsupported) || errors.Is(err, image.ErrTooLarge):
+	defer c.s.shared.exit()
+	begun := c.scan
+	c.scan = nil
+	file, pin, err := c.build(ctx, begun)
+	if begun != nil && errors.Is(err, image.ErrRepeated) {
+		// A row moved on between the two reads. One read has each row once.
+		file, pin, err = c.build(ctx, nil)
+	}
+	if errors.Is(err, image.ErrUnsupported) || errors.Is(err, image.ErrTooLarge) {
 		c.s.shared.unfitFor(c.key)
-		return err
-	case err != nil:
-		return err
-	case p.Reset:
-		return errReplaced()
 	}
-	c.pinAt(p.gate.MaxCommitSeq)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }() // nothing is lost with it
+	c.pinAt(pin)
 	if others, complete, err := c.others(ctx); err != nil {
 		return err
 	} else if len(others) > 0 {
@@ -49,7 +47,7 @@ func (c *chain) image(ctx context.Context) error {
 		return nil
 	}
 	m := segment.Meta{
-		Key: c.key.Key, ID: file.ID(), AsOfCommitSeq: p.gate.MaxCommitSeq,
+		Key: c.key.Key, ID: file.ID(), AsOfCommitSeq: pin,
 		RowCount: file.Rows(), ByteLength: file.Size(),
 	}
 	if err := c.s.segments.Put(ctx, m, io.NewSectionReader(file, 0, file.Size())); err != nil {
@@ -60,6 +58,67 @@ func (c *chain) image(ctx context.Context) error {
 	}
 	c.add(true, m)
 	return nil
+}
+
+// build reads the rows of the chain's scope into an image: those that a probe has read at
+// the chain's pin, and behind them the rest as one snapshot.
+func (c *chain) build(ctx context.Context, begun *scan) (file *image.File, pin int64, err error) {
+	p, sub := c.reader(), c.sub
+	sub.scan = c.s.newScan(&sub, math.MaxInt32)
+	var first []ssp2.SegmentRow
+	if begun != nil {
+		if first, err = begun.all(); err != nil {
+			return nil, 0, err
+		}
+		sub.scan.start = begun.place()
+	}
+	err = p.flush(ctx, work{stream: &sub, rows: math.MaxInt32, bytes: math.MaxInt32, all: func(rows iter.Seq2[ssp2.SegmentRow, error]) (err error) {
+		pin = c.pin // what is read may be newer than the pin, not older
+		if pin < 0 {
+			pin = p.gate.MaxCommitSeq
+		}
+		file, err = image.Build(ctx, image.Spec{
+			Table: sub.as.table, SchemaVersion: c.key.SchemaVersion, AsOfCommitSeq: pin,
+			ScopeDigest: c.key.ScopeDigest, Dir: c.s.imageDir,
+		}, behind(first, sub.as.all(rows)))
+		return err
+	}}, func() error { return nil })
+	if err == nil && p.Reset {
+		err = errReplaced()
+	}
+	if err != nil && file != nil {
+		_ = file.Close()
+	}
+	return file, pin, err
+}
+
+// enter says whether another image may be built.
+func (sh *shared) enter(most int) bool {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if sh.images >= most {
+		return false
+	}
+	sh.images++
+	return true
+}
+
+func (sh *shared) exit() {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	sh.images--
+}
+
+// behind returns rows behind those that were read before.
+func behind(first []ssp2.SegmentRow, rows iter.Seq2[ssp2.SegmentRow, error]) iter.Seq2[ssp2.SegmentRow, error] {
+	return func(yield func(ssp2.SegmentRow, error) bool) {
+		for _, row := range first {
+			if !yield(row, nil) {
+				return
+			}
+		}
+		rows(yield)
+	}
 }
 
 func (sh *shared) unfitFor(key chainKey) {

@@ -324,6 +324,12 @@ func (p *Pull) classify(ctx context.Context, sub *subscription) error {
 			sub.mode = modeBootstrap
 		}
 	}
+	// A bootstrap whose pin the horizon has passed begins anew (§4.7), by way of a reset
+	// (§4.6): its client clears nothing while it holds a token (§5.6), and would keep the
+	// rows of its earlier pages whose deletes are pruned.
+	if sub.mode == modeBootstrap && sub.resume != nil && cursor >= 0 && sub.resume.pin < p.gate.HorizonSeq {
+		sub.mode, sub.shared = modeReset, false
+	}
 	start := &ssp2.SubStart{ID: sub.req.ID, Status: ssp2.SubActive, EffectiveScopes: sub.effective}
 	switch sub.mode {
 	case modeRevoked:

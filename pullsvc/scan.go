@@ -177,6 +177,25 @@ func (sc *scan) take() *page {
 	return pg
 }
 
+// all returns the rows of all pages, the open one included, as they are sent.
+func (sc *scan) all() (rows []ssp2.SegmentRow, err error) {
+	if sc.open != nil {
+		if err := sc.end(true); err != nil {
+			return nil, err
+		}
+	}
+	for _, pg := range sc.pages {
+		decoded, err := ssp2.DecodeSegment(pg.segment())
+		if err != nil {
+			return nil, encoding(err)
+		}
+		for _, block := range decoded.Blocks {
+			rows = append(rows, block...)
+		}
+	}
+	return rows, nil
+}
+
 // release takes back the memory of a page that was taken.
 func (sc *scan) release(pg *page) {
 	if pg.inline != nil {

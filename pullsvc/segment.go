@@ -19,9 +19,10 @@ func (p *Pull) isExternal(size int64) bool {
 	return p.req.Header.Accept&ssp2.AcceptInlineRows == 0 || size > int64(p.s.inlineMax)
 }
 
-// store hands a page to the store and appends its descriptor.
+// store hands a page to the store and appends its descriptor. It is for this pull only:
+// what others are to find is the chains' to store.
 func (p *Pull) store(ctx context.Context, sub *subscription, pg *page) ([]byte, error) {
-	m, err := p.s.put(ctx, p.chainKey(sub, ssp2.MediaRows).Key, sub.pin, pg)
+	m, err := p.s.put(ctx, p.chainKey(sub, ssp2.MediaRows).Key, sub.pin, -1, pg)
 	if err != nil {
 		return nil, err
 	}

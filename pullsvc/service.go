@@ -39,6 +39,10 @@ const (
 	DefaultCatchUpChanges = maxChanges
 	// DefaultBufferBytes holds a few thousand ordinary rows.
 	DefaultBufferBytes = 2 << 20
+	// DefaultMaxBuilds keeps images from taking a pool's connections.
+	DefaultMaxBuilds = 4
+	// DefaultBuildTime is far above what the largest image takes.
+	DefaultBuildTime = 10 * time.Minute
 )
 
 // Config configures a Service. Only Schema is required.
@@ -70,6 +74,13 @@ type Config struct {
 	// ImageDir is where SQLite images (§5.3) are built, each as a temporary file. Default
 	// os.TempDir.
 	ImageDir string
+	// MaxBuilds is how many images are built at once, each with a connection, about 20 MiB
+	// of memory and up to twice its size on disk, of 1 GiB at most. A client for which no
+	// more may be built gets rows segments. It is also how many builds of both kinds go on
+	// at once after their clients have left, see [Service.Start]. Default 4.
+	MaxBuilds int
+	// BuildTime is how long a build goes on after its last client has left. Default 10 min.
+	BuildTime time.Duration
 	// CatchUpChanges is how many changes a subscription may be behind and still be sent
 	// every one of them, although its scope has no more rows than that: beyond, it is told
 	// to begin anew (§8.4), which is the shorter way and served from stored segments.
@@ -101,6 +112,8 @@ type Service struct {
 	catchUp          int32                  // negative: off
 	images           map[*schema.Table]bool // of each version: there are images of it
 	imageDir         string
+	maxBuilds        int
+	buildTime        time.Duration
 	inlineMax        int
 	bufferBytes      int64
 	events           events.Sink
@@ -122,6 +135,10 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 		return nil, fmt.Errorf("pullsvc: Config.MaxScopeValues is %d; it must be positive, or 0 for the default of %d", cfg.MaxScopeValues, DefaultMaxScopeValues)
 	case cfg.CatchUpChanges > math.MaxInt32/2:
 		return nil, fmt.Errorf("pullsvc: Config.CatchUpChanges is %d; at most %d can be counted", cfg.CatchUpChanges, math.MaxInt32/2)
+	case cfg.MaxBuilds < 0:
+		return nil, fmt.Errorf("pullsvc: Config.MaxBuilds is %d; it must be positive, or 0 for the default of %d", cfg.MaxBuilds, DefaultMaxBuilds)
+	case cfg.BuildTime < 0:
+		return nil, fmt.Errorf("pullsvc: Config.BuildTime is %v; it must be positive, or 0 for the default of %v", cfg.BuildTime, DefaultBuildTime)
 	case cfg.BufferBytes < 0:
 		return nil, fmt.Errorf("pullsvc: Config.BufferBytes is %d; it must be positive, or 0 for the default of %d", cfg.BufferBytes, DefaultBufferBytes)
 	}
@@ -143,6 +160,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 	}
 	s.urls, s.shared = cfg.URLs, newShared()
 	s.catchUp, s.imageDir = int32(max(cfg.CatchUpChanges, -1)), cfg.ImageDir
+	s.maxBuilds, s.buildTime = cmp.Or(cfg.MaxBuilds, DefaultMaxBuilds), cmp.Or(cfg.BuildTime, DefaultBuildTime)
 	s.images = map[*schema.Table]bool{}
 	for v := range versions.All() {
 		for _, t := range v.Tables {
@@ -175,6 +193,40 @@ func New(pool *pgxpool.Pool, cfg Config) (*Service, error) {
 	}
 	s.events = events.Safe(cfg.Events, s.log)
 	return s, nil
+}
+
+// Start lets builds of segments go on when the clients that waited for them have left,
+// until [Service.Stop]: an image to its end, pages as far as they are being read, what
+// comes later being found in the store anyway. So clients who stay for a short time only
+// still get a large scope ready for each other. A service that is not started answers all
+// the same; it gives such work up. The end of ctx changes nothing.
+func (s *Service) Start(context.Context) error {
+	s.shared.mu.Lock()
+	defer s.shared.mu.Unlock()
+	s.shared.lingers = true
+	return nil
+}
+
+// Stop gives up what no client waits for and returns when that has ended, or with an error
+// when ctx ends first. It may be called more than once, and before Start. Pulls go on.
+func (s *Service) Stop(ctx context.Context) error {
+	sh := s.shared
+	sh.mu.Lock()
+	sh.lingers = false
+	ends := make([]<-chan struct{}, 0, len(sh.orphans))
+	for c := range sh.orphans {
+		c.cancel()
+		ends = append(ends, c.running)
+	}
+	sh.mu.Unlock()
+	for _, end := range ends {
+		select {
+		case <-end:
+		case <-ctx.Done():
+			return fmt.Errorf("pullsvc: segments are still being built: %w", ctx.Err())
+		}
+	}
+	return nil
 }
 
 // Request is the pull half of a request (§1.5).

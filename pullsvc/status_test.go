@@ -41,7 +41,7 @@ func TestStatus(t *testing.T) {
 		{"token: resume at the pin", 5, token(5, "items", new("1:xd")), ssp2.SubActive, true, 5, 0, 4},
 		{"token without a row: resume from the start", 5, token(5, "items", nil), ssp2.SubActive, true, 5, 0, 8},
 		{"token at the horizon: resume", 3, token(3, "items", new("1:xg")), ssp2.SubActive, true, 3, 0, 1},
-		{"token below the horizon: restart", 2, token(2, "items", new("1:xd")), ssp2.SubActive, true, 8, 0, 8},
+		{"token below the horizon: reset, for the client clears nothing while it resumes", 2, token(2, "items", new("1:xd")), ssp2.SubReset, false, 2, 0, 0},
 		{"token above the newest commit: restart", 9, token(9, "items", new("1:xd")), ssp2.SubActive, true, 8, 0, 8},
 		{"token of another table: restart", 5, token(5, "docs", new("1:xd")), ssp2.SubActive, true, 8, 0, 8},
 		{"token with a row cursor that is none: restart", 5, token(5, "items", new("d")), ssp2.SubActive, true, 8, 0, 8},

@@ -573,7 +573,7 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_find_outcomes(p_partition text, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[]) IS 'The stored outcomes of the commits (p_client_ids[p_commit_clients[i]], p_commit_ids[i]); ord is i. Takes no locks.';
 
-CREATE FUNCTION syncpg.sync_find_segments(p_partition text, p_scope_digest text, p_table_name text, p_log_epoch text, p_media_type smallint, p_schema_version integer, p_now bigint, p_limit integer) RETURNS TABLE(segment_id text, as_of_commit_seq bigint, row_cursor text, next_row_cursor text, row_count bigint, byte_length bigint, expires_at_ms bigint)
+CREATE FUNCTION syncpg.sync_find_segments(p_partition text, p_scope_digest text, p_table_name text, p_log_epoch text, p_media_type smallint, p_schema_version integer, p_now bigint, p_limit integer) RETURNS TABLE(segment_id text, as_of_commit_seq bigint, row_cursor text, next_row_cursor text, page integer, row_count bigint, byte_length bigint, expires_at_ms bigint)
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -584,17 +584,17 @@ CREATE FUNCTION syncpg.sync_find_segments(p_partition text, p_scope_digest text,
 #variable_conflict use_column
 begin
   return query
-    select s.segment_id, s.as_of_commit_seq, s.row_cursor, s.next_row_cursor, s.row_count, s.byte_length, s.expires_at_ms
+    select s.segment_id, s.as_of_commit_seq, s.row_cursor, s.next_row_cursor, s.page, s.row_count, s.byte_length, s.expires_at_ms
       from syncpg.sync_segments as s
      where s.partition = p_partition and s.scope_digest = p_scope_digest and s.table_name = p_table_name
        and s.log_epoch = p_log_epoch and s.media_type = p_media_type and s.schema_version = p_schema_version
-       and s.expires_at_ms > p_now
-     order by s.as_of_commit_seq desc
+       and s.expires_at_ms > p_now and s.page >= 0
+     order by s.as_of_commit_seq desc, s.page
      limit p_limit;
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_find_segments(p_partition text, p_scope_digest text, p_table_name text, p_log_epoch text, p_media_type smallint, p_schema_version integer, p_now bigint, p_limit integer) IS 'The segments of a key that have not expired, newest pin first, in no order within a pin. Takes no locks.';
+COMMENT ON FUNCTION syncpg.sync_find_segments(p_partition text, p_scope_digest text, p_table_name text, p_log_epoch text, p_media_type smallint, p_schema_version integer, p_now bigint, p_limit integer) IS 'The segments of a key that have not expired, newest pin first, and within a pin in the order of pages; of the last pin the first ones. Takes no locks.';
 
 CREATE FUNCTION syncpg.sync_issue_lease(p_partition text, p_client_id text, p_actor_id text, p_previous text, p_lease_id text, p_allowed_scopes text, p_issued_at bigint, p_expires_at bigint, p_signature bytea, p_relaxed boolean) RETURNS boolean
     LANGUAGE plpgsql
@@ -804,7 +804,7 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_open_partition(p_partition text, p_log_epoch text, p_now bigint) IS 'The log epoch of a partition (§2.1), creating the partition with the proposed epoch when it is new (wire version 1 is refused there once all epochs were rotated, see sync_epoch_rule); refreshes last_seen_ms when it is over a minute old. Call it in a transaction of its own: it may turn synchronous_commit off for it. Locks: the registry row, only when it writes.';
 
-CREATE FUNCTION syncpg.sync_open_segment(p_partition text, p_segment_id text, p_scope_digest text, p_log_epoch text, p_now bigint) RETURNS TABLE(known boolean, described boolean, log_epoch text, table_name text, media_type smallint, schema_version integer, as_of_commit_seq bigint, row_cursor text, next_row_cursor text, row_count bigint, byte_length bigint, expires_at_ms bigint, first_chunk bytea)
+CREATE FUNCTION syncpg.sync_open_segment(p_partition text, p_segment_id text, p_scope_digest text, p_log_epoch text, p_now bigint) RETURNS TABLE(known boolean, described boolean, log_epoch text, table_name text, media_type smallint, schema_version integer, as_of_commit_seq bigint, row_cursor text, next_row_cursor text, page integer, row_count bigint, byte_length bigint, expires_at_ms bigint, first_chunk bytea)
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -818,7 +818,7 @@ CREATE FUNCTION syncpg.sync_open_segment(p_partition text, p_segment_id text, p_
 begin
   return query
     select true, true, s.log_epoch, s.table_name, s.media_type, s.schema_version,
-           s.as_of_commit_seq, s.row_cursor, s.next_row_cursor, s.row_count, s.byte_length, s.expires_at_ms, c.body
+           s.as_of_commit_seq, s.row_cursor, s.next_row_cursor, s.page, s.row_count, s.byte_length, s.expires_at_ms, c.body
       from syncpg.sync_segments as s
       join syncpg.sync_segment_chunks as c
         on c.partition = s.partition and c.segment_id = s.segment_id and c.chunk_index = 0
@@ -837,7 +837,7 @@ begin
              where s.partition = p_partition and s.segment_id = p_segment_id and s.scope_digest = p_scope_digest
              order by s.partition, s.segment_id, s.scope_digest, s.description limit 1) is not null,
            null::text, null::text, null::smallint, null::integer,
-           null::bigint, null::text, null::text, null::bigint, null::bigint, null::bigint, null::bytea;
+           null::bigint, null::text, null::text, null::integer, null::bigint, null::bigint, null::bigint, null::bytea;
 end
 $$;
 
@@ -1043,7 +1043,7 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_prune_reactions(p_partition text, p_completed_before bigint, p_dead_letter_before bigint, p_limit integer) IS 'Deletes up to p_limit finished reactions, oldest first: completed ones finished before p_completed_before, then dead letters that failed before p_dead_letter_before; NULL keeps all of them. Returns how many of each. Meant for READ COMMITTED, as the claim is. Locks: the reactions it deletes; passes over those that others hold.';
 
-CREATE FUNCTION syncpg.sync_put_segment(p_partition text, p_segment_id text, p_scope_digest text, p_description bytea, p_log_epoch text, p_table_name text, p_media_type smallint, p_schema_version integer, p_as_of_commit_seq bigint, p_row_cursor text, p_next_row_cursor text, p_row_count bigint, p_byte_length bigint, p_expires_at bigint, p_first_chunk bytea) RETURNS boolean
+CREATE FUNCTION syncpg.sync_put_segment(p_partition text, p_segment_id text, p_scope_digest text, p_description bytea, p_log_epoch text, p_table_name text, p_media_type smallint, p_schema_version integer, p_as_of_commit_seq bigint, p_row_cursor text, p_next_row_cursor text, p_page integer, p_row_count bigint, p_byte_length bigint, p_expires_at bigint, p_first_chunk bytea) RETURNS boolean
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -1052,12 +1052,12 @@ CREATE FUNCTION syncpg.sync_put_segment(p_partition text, p_segment_id text, p_s
 begin
   insert into syncpg.sync_segments as s
     (partition, segment_id, scope_digest, description, log_epoch, table_name, media_type, schema_version,
-     as_of_commit_seq, row_cursor, next_row_cursor, row_count, byte_length, expires_at_ms)
+     as_of_commit_seq, row_cursor, next_row_cursor, page, row_count, byte_length, expires_at_ms)
   values
     (p_partition, p_segment_id, p_scope_digest, p_description, p_log_epoch, p_table_name, p_media_type, p_schema_version,
-     p_as_of_commit_seq, p_row_cursor, p_next_row_cursor, p_row_count, p_byte_length, p_expires_at)
+     p_as_of_commit_seq, p_row_cursor, p_next_row_cursor, p_page, p_row_count, p_byte_length, p_expires_at)
   on conflict (partition, segment_id, scope_digest, description) do update
-    set expires_at_ms = greatest(s.expires_at_ms, excluded.expires_at_ms);
+    set expires_at_ms = greatest(s.expires_at_ms, excluded.expires_at_ms), page = greatest(s.page, excluded.page);
   loop
     insert into syncpg.sync_segment_chunks (partition, segment_id, chunk_index, body)
     values (p_partition, p_segment_id, 0, p_first_chunk)
@@ -1077,7 +1077,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_put_segment(p_partition text, p_segment_id text, p_scope_digest text, p_description bytea, p_log_epoch text, p_table_name text, p_media_type smallint, p_schema_version integer, p_as_of_commit_seq bigint, p_row_cursor text, p_next_row_cursor text, p_row_count bigint, p_byte_length bigint, p_expires_at bigint, p_first_chunk bytea) IS 'Describes a segment and stores its first chunk (§5.1). True: the bytes are new, and the caller stores the other chunks in the same transaction. False: they were there, only the expiry was moved on. Waits for who stores or deletes the same bytes; locks the description, then chunk 0.';
+COMMENT ON FUNCTION syncpg.sync_put_segment(p_partition text, p_segment_id text, p_scope_digest text, p_description bytea, p_log_epoch text, p_table_name text, p_media_type smallint, p_schema_version integer, p_as_of_commit_seq bigint, p_row_cursor text, p_next_row_cursor text, p_page integer, p_row_count bigint, p_byte_length bigint, p_expires_at bigint, p_first_chunk bytea) IS 'Describes a segment and stores its first chunk (§5.1). True: the bytes are new, and the caller stores the other chunks in the same transaction. False: they were there, only the expiry was moved on. Waits for who stores or deletes the same bytes; locks the description, then chunk 0.';
 
 CREATE FUNCTION syncpg.sync_read_client(p_partition text, p_client_id text) RETURNS TABLE(actor_id text, wire_version smallint, cursor bigint, subscriptions text, max_commit_seq bigint)
     LANGUAGE plpgsql STABLE
@@ -1945,13 +1945,14 @@ CREATE UNLOGGED TABLE syncpg.sync_segments (
     as_of_commit_seq bigint NOT NULL,
     row_cursor text,
     next_row_cursor text,
+    page integer NOT NULL,
     row_count bigint NOT NULL,
     byte_length bigint NOT NULL,
     expires_at_ms bigint NOT NULL,
     CONSTRAINT sync_segments_media_type_check CHECK ((media_type = ANY (ARRAY[1, 2])))
 );
 
-COMMENT ON TABLE syncpg.sync_segments IS 'Bootstrap segments of the Postgres segment store (§5.1): what each was built for, and until when it is served. The same bytes may stand here several times; description is the hash of everything that tells two rows apart beside the key. A cache: unlogged, lost in a crash, rebuilt on demand.';
+COMMENT ON TABLE syncpg.sync_segments IS 'Bootstrap segments of the Postgres segment store (§5.1): what each was built for, and until when it is served. The same bytes may stand here several times; description is the hash of everything that tells two rows apart beside the key; page counts from 0 and is -1 for segments that are not to be found. A cache: unlogged, lost in a crash, rebuilt on demand.';
 
 CREATE TABLE syncpg.sync_tombstones (
     partition text NOT NULL COLLATE pg_catalog."C",
@@ -2037,7 +2038,7 @@ CREATE INDEX sync_blob_refs_by_blob ON syncpg.sync_blob_refs USING btree (partit
 
 CREATE INDEX sync_ix_segments_expiry ON syncpg.sync_segments USING btree (partition, expires_at_ms);
 
-CREATE INDEX sync_ix_segments_key ON syncpg.sync_segments USING btree (partition, scope_digest, table_name, as_of_commit_seq);
+CREATE INDEX sync_ix_segments_key ON syncpg.sync_segments USING btree (partition, scope_digest, table_name, as_of_commit_seq, page DESC);
 
 CREATE INDEX sync_reactions_due ON syncpg.sync_reactions USING btree (partition, reaction_type, due_at_ms) WHERE (due_at_ms IS NOT NULL);
 
@@ -2099,7 +2100,7 @@ REVOKE ALL ON FUNCTION syncpg.sync_prune_log(p_partition text, p_log_epoch text,
 
 REVOKE ALL ON FUNCTION syncpg.sync_prune_reactions(p_partition text, p_completed_before bigint, p_dead_letter_before bigint, p_limit integer) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION syncpg.sync_put_segment(p_partition text, p_segment_id text, p_scope_digest text, p_description bytea, p_log_epoch text, p_table_name text, p_media_type smallint, p_schema_version integer, p_as_of_commit_seq bigint, p_row_cursor text, p_next_row_cursor text, p_row_count bigint, p_byte_length bigint, p_expires_at bigint, p_first_chunk bytea) FROM PUBLIC;
+REVOKE ALL ON FUNCTION syncpg.sync_put_segment(p_partition text, p_segment_id text, p_scope_digest text, p_description bytea, p_log_epoch text, p_table_name text, p_media_type smallint, p_schema_version integer, p_as_of_commit_seq bigint, p_row_cursor text, p_next_row_cursor text, p_page integer, p_row_count bigint, p_byte_length bigint, p_expires_at bigint, p_first_chunk bytea) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_read_client(p_partition text, p_client_id text) FROM PUBLIC;
 

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/ssp2"
@@ -40,6 +41,16 @@ type Config struct {
 
 	// Pull limits, in changes, rows and pages (§4.2). 0: the server's defaults.
 	LimitCommits, LimitSnapshotRows, MaxSnapshotPages int32
+
+	// Accept says which segments the client takes, and whether by URL (§4.2). 0: inline and external rows segments.
+	// AcceptSQLite needs OpenImage.
+	Accept ssp2.Accept
+
+	// OpenImage reads a SQLite image (§5.3) of the table; this package brings no SQLite. What it cannot open is an error.
+	OpenImage func(image []byte, table string) (*Image, error)
+
+	// Clock tells whether the URL of a segment has ended (§5.4). Nil: time.Now.
+	Clock func() time.Time
 }
 
 // Client is one device. It is not for concurrent use.
@@ -47,6 +58,7 @@ type Client struct {
 	cfg     Config
 	http    *http.Client
 	epoch   string
+	lease   *ssp2.Lease
 	subs    []*subscription
 	replica replica
 }
@@ -73,6 +85,14 @@ func New(cfg Config) (*Client, error) {
 		return nil, errors.New("client: no schema")
 	case cfg.Wire < ssp2.WireV1 || cfg.Wire > ssp2.WireV3:
 		return nil, fmt.Errorf("client: wire version %d is not supported", cfg.Wire)
+	case cfg.Accept&ssp2.AcceptSQLite != 0 && cfg.OpenImage == nil:
+		return nil, errors.New("client: images are accepted, and nothing opens them")
+	}
+	if cfg.Accept == 0 {
+		cfg.Accept = ssp2.AcceptInlineRows | ssp2.AcceptExternalRows
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = time.Now
 	}
 	cfg.URL = strings.TrimRight(cfg.URL, "/")
 	c := &Client{cfg: cfg, http: cfg.HTTP, replica: replica{}}
@@ -84,6 +104,10 @@ func New(cfg Config) (*Client, error) {
 
 // Epoch returns the log epoch that the client has accepted, "" before [Client.Acquire] and in wire version 1.
 func (c *Client) Epoch() string { return c.epoch }
+
+// Lease returns the newest auth lease that the server has sent (§7.3), nil before the first. A client keeps it whatever
+// becomes of its rows.
+func (c *Client) Lease() *ssp2.Lease { return c.lease }
 
 // Row is a row of the replica.
 type Row struct {
@@ -154,8 +178,11 @@ type Progress struct {
 	Rounds      int // requests
 	Commits     int // COMMIT frames
 	Changes     int // changes in them
-	Segments    int // rows segments
+	Segments    int // segments, images among them
 	SegmentRows int // rows in them
+	Images      int // SQLite images
+	Downloads   int // segments that were fetched by id
+	Fetches     int // segments that were fetched by URL
 }
 
 func (p *Progress) add(q Progress) {
@@ -164,6 +191,9 @@ func (p *Progress) add(q Progress) {
 	p.Changes += q.Changes
 	p.Segments += q.Segments
 	p.SegmentRows += q.SegmentRows
+	p.Images += q.Images
+	p.Downloads += q.Downloads
+	p.Fetches += q.Fetches
 }
 
 // Pull runs one round that pulls all subscriptions. A revoked subscription is a [RevokedError] after the whole answer has
@@ -260,7 +290,7 @@ func (c *Client) pullHeader() *ssp2.PullHeader {
 		LimitCommits:      c.cfg.LimitCommits,
 		LimitSnapshotRows: c.cfg.LimitSnapshotRows,
 		MaxSnapshotPages:  c.cfg.MaxSnapshotPages,
-		Accept:            ssp2.AcceptInlineRows | ssp2.AcceptExternalRows,
+		Accept:            c.cfg.Accept,
 	}
 }
 

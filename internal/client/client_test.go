@@ -619,6 +619,7 @@ func TestWrongConfigIsRefused(t *testing.T) {
 		"client id":    func(c *client.Config) { c.ClientID = "" },
 		"schema":       func(c *client.Config) { c.Schema = nil },
 		"wire version": func(c *client.Config) { c.Wire = 4 },
+		"opens them":   func(c *client.Config) { c.Accept = ssp2.AcceptInlineRows | ssp2.AcceptSQLite },
 	} {
 		cfg := good
 		change(&cfg)

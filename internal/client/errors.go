@@ -14,6 +14,9 @@ var (
 	// ErrReset reports that the server answered nothing but a new log epoch (§2.1). The client has taken it over and has
 	// dropped its rows and cursors; what was pushed has not been processed and may be pushed again.
 	ErrReset = errors.New("the log of the partition was reset")
+
+	// ErrURLEnded reports a segment whose URL had ended before it was fetched (§5.4). The next pull brings another one.
+	ErrURLEnded = errors.New("the URL of a segment has ended")
 )
 
 func protocolError(format string, args ...any) error {

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,7 +11,6 @@ import (
 	"maps"
 	"mime"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 
@@ -72,10 +69,15 @@ func (c *Client) round(ctx context.Context, req *ssp2.Request, a *answer) error 
 	return c.apply(ctx, ssp2.NewReader(stream, ssp2.Limits{MaxMessageBytes: -1}), a)
 }
 
-// send sends a request and returns the decompressed body of an answer of the wanted type.
+// send sends a request of the client and returns the decompressed body of an answer of the wanted type.
 func (c *Client) send(r *http.Request, wanted string) (io.ReadCloser, error) {
 	maps.Copy(r.Header, c.cfg.Header)
 	r.Header.Set("Accept-Encoding", "zstd, gzip")
+	return c.do(r, wanted)
+}
+
+// do sends a request as it is. Any type of answer is wanted when wanted is empty.
+func (c *Client) do(r *http.Request, wanted string) (io.ReadCloser, error) {
 	res, err := c.http.Do(r)
 	if err != nil {
 		return nil, err // It names method and URL.
@@ -86,7 +88,7 @@ func (c *Client) send(r *http.Request, wanted string) (io.ReadCloser, error) {
 		return nil, err
 	}
 	mediaType, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type"))
-	if res.StatusCode == http.StatusOK && mediaType == wanted {
+	if res.StatusCode == http.StatusOK && (mediaType == wanted || wanted == "") {
 		return body, nil
 	}
 	defer body.Close()
@@ -174,6 +176,8 @@ func (c *Client) apply(ctx context.Context, r *ssp2.Reader, a *answer) error {
 			if reset, err = c.header(f); err != nil {
 				return err
 			}
+		case *ssp2.Lease:
+			c.lease = f
 		case *ssp2.PushResult:
 			err = a.result(f)
 		case *ssp2.PushResultDetails:
@@ -272,7 +276,8 @@ type section struct {
 	next   int           // index of the subscription that is due
 	sub    *subscription // the open one
 	start  *ssp2.SubStart
-	clear  bool // the first page of a fresh bootstrap is still to come (§5.6)
+	clear  bool             // the first page of a fresh bootstrap is still to come (§5.6)
+	ref    *ssp2.SegmentRef // the last one of the section, nil when no descriptor came or an inline page followed
 }
 
 // frame takes a frame that belongs to a subscription; others mean nothing to this client.
@@ -292,15 +297,22 @@ func (s *section) frame(ctx context.Context, f ssp2.Frame) error {
 		s.answer.progress.Commits++
 		s.answer.progress.Changes += len(f.Changes)
 	case *ssp2.SegmentInline:
-		return s.segment(f.Payload)
+		s.ref = nil
+		return s.segment(f.Payload, nil)
 	case *ssp2.SegmentRef:
-		payload, err := s.client.download(ctx, s.sub, f)
+		if err := s.described(f); err != nil {
+			return err
+		}
+		payload, err := s.download(ctx, f)
 		if err != nil {
 			return fmt.Errorf("download segment %s: %w", f.SegmentID, err)
 		}
-		return s.segment(payload)
+		if f.MediaType == ssp2.MediaSQLite {
+			return s.image(payload, f)
+		}
+		return s.segment(payload, f)
 	case *ssp2.SubEnd:
-		s.end(f)
+		return s.end(f)
 	}
 	return nil
 }
@@ -318,7 +330,7 @@ func (s *section) begin(f *ssp2.SubStart) error {
 	}
 	s.sub, s.start = s.answer.subs[s.next], f
 	s.next++
-	s.clear = false
+	s.clear, s.ref = false, nil
 	if f.Status != ssp2.SubActive {
 		return nil
 	}
@@ -337,7 +349,8 @@ func (s *section) begin(f *ssp2.SubStart) error {
 	return nil
 }
 
-func (s *section) segment(payload []byte) error {
+// segment applies a rows segment, which f describes unless it came inline.
+func (s *section) segment(payload []byte, f *ssp2.SegmentRef) error {
 	if !s.start.Bootstrap || s.start.Status != ssp2.SubActive {
 		return protocolError("a segment for subscription %q, which does not bootstrap", s.sub.id)
 	}
@@ -348,6 +361,13 @@ func (s *section) segment(payload []byte) error {
 	if err := s.client.checkColumns(s.sub.table, &seg.SegmentHeader); err != nil {
 		return err
 	}
+	rows := 0
+	for _, block := range seg.Blocks {
+		rows += len(block)
+	}
+	if f != nil && f.RowCount != int64(rows) {
+		return protocolError("a segment of %d rows, where the descriptor says %d", rows, f.RowCount)
+	}
 	s.firstPage()
 	for _, block := range seg.Blocks {
 		writes, err := s.client.blockWrites(s.sub, block)
@@ -355,8 +375,8 @@ func (s *section) segment(payload []byte) error {
 			return err
 		}
 		s.client.replica.apply(writes)
-		s.answer.progress.SegmentRows += len(block)
 	}
+	s.answer.progress.SegmentRows += rows
 	s.answer.progress.Segments++
 	return nil
 }
@@ -370,7 +390,11 @@ func (s *section) firstPage() {
 }
 
 // end takes SUB_END. Only here the subscription makes progress (§1.4 rule 5).
-func (s *section) end(f *ssp2.SubEnd) {
+func (s *section) end(f *ssp2.SubEnd) error {
+	if s.ref != nil && (s.ref.AsOfCommitSeq != f.NextCursor || (s.ref.NextRowCursor == nil) != (f.BootstrapState == nil)) {
+		return protocolError("the bootstrap of subscription %q ends at %d behind a segment as of %d, or not where the segment does (§4.7)",
+			s.sub.id, f.NextCursor, s.ref.AsOfCommitSeq)
+	}
 	switch s.start.Status {
 	case ssp2.SubActive:
 		s.firstPage() // of a bootstrap without rows
@@ -388,30 +412,5 @@ func (s *section) end(f *ssp2.SubEnd) {
 			s.answer.revoked = &RevokedError{Subscription: s.sub.id, Reason: ssp2.Code(s.start.ReasonCode)}
 		}
 	}
-}
-
-// download fetches an external rows segment and checks its content address (§5.1, §5.5).
-func (c *Client) download(ctx context.Context, s *subscription, f *ssp2.SegmentRef) ([]byte, error) {
-	if f.MediaType != ssp2.MediaRows || f.URL != nil {
-		return nil, protocolError("a %v segment or a signed URL, which the client did not accept (§4.2)", f.MediaType)
-	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, c.cfg.URL+"/segments/"+url.PathEscape(f.SegmentID), nil)
-	if err != nil {
-		return nil, fmt.Errorf("make the request: %w", err)
-	}
-	r.Header.Set("X-Syncular-Scopes", string(ssp2.AppendCanonicalScopes(nil, s.requested)))
-	body, err := c.send(r, "application/octet-stream")
-	if err != nil {
-		return nil, err
-	}
-	defer body.Close()
-	payload, err := io.ReadAll(io.LimitReader(body, f.ByteLength+1))
-	if err != nil {
-		return nil, fmt.Errorf("read: %w", err)
-	}
-	sum := sha256.Sum256(payload)
-	if got := "sha256:" + hex.EncodeToString(sum[:]); got != f.SegmentID || int64(len(payload)) != f.ByteLength {
-		return nil, protocolError("the bytes downloaded are %d with address %s", len(payload), got)
-	}
-	return payload, nil
+	return nil
 }

@@ -191,7 +191,7 @@ func (s *Memory) describe(m Meta, bytes []byte) bool {
 	id := m.identity()
 	d, there := b.descriptions[id]
 	if !there {
-		d = &description{body: b}
+		d = &description{meta: m, body: b}
 		d.expiry = s.expiry.PushBack(d)
 		b.descriptions[id] = d
 		if s.byKey[m.Key] == nil {
@@ -201,6 +201,7 @@ func (s *Memory) describe(m Meta, bytes []byte) bool {
 		s.size += m.memory()
 	}
 	s.expiry.MoveToBack(d.expiry)
+	m.Page = max(m.Page, d.meta.Page)
 	d.meta = m
 	for s.size > s.maxBytes {
 		oldest := s.used.Back().Value.(*memoryBody) //nolint:forcetypeassert // the list holds nothing else
@@ -278,7 +279,7 @@ func (s *Memory) Find(_ context.Context, k Key) ([]Meta, error) {
 	s.mu.Lock()
 	var found []Meta
 	for d := range s.byKey[k] {
-		if d.meta.ExpiresAt > now {
+		if d.meta.ExpiresAt > now && d.meta.Page >= 0 {
 			found = append(found, d.meta)
 		}
 	}

@@ -86,7 +86,7 @@ func (s *Postgres) put(ctx context.Context, m Meta, body io.Reader) error {
 		Partition: m.Partition, SegmentID: m.ID, ScopeDigest: m.ScopeDigest, Description: m.describe(),
 		LogEpoch: m.LogEpoch, TableName: m.Table, MediaType: int16(m.MediaType), SchemaVersion: m.SchemaVersion,
 		AsOfCommitSeq: m.AsOfCommitSeq, RowCursor: m.RowCursor, NextRowCursor: m.NextRowCursor,
-		RowCount: m.RowCount, ByteLength: m.ByteLength,
+		Page: m.Page, RowCount: m.RowCount, ByteLength: m.ByteLength,
 		ExpiresAt: s.clock().Add(s.ttl).UnixMilli(), FirstChunk: chunk,
 	}
 	if m.ByteLength <= chunkBytes {
@@ -190,7 +190,7 @@ func (s *Postgres) Open(ctx context.Context, r Ref) (Meta, io.ReadCloser, error)
 			SchemaVersion: row.SchemaVersion, ScopeDigest: r.ScopeDigest,
 		},
 		ID: r.ID, AsOfCommitSeq: row.AsOfCommitSeq, RowCursor: cursor(row.RowCursor), NextRowCursor: cursor(row.NextRowCursor),
-		RowCount: row.RowCount, ByteLength: row.ByteLength, ExpiresAt: row.ExpiresAtMs,
+		Page: row.Page, RowCount: row.RowCount, ByteLength: row.ByteLength, ExpiresAt: row.ExpiresAtMs,
 	}
 	return m, &chunkReader{ctx: ctx, pool: s.pool, ref: r, chunk: row.FirstChunk, left: m.ByteLength}, nil
 }
@@ -289,7 +289,7 @@ func (s *Postgres) Find(ctx context.Context, k Key) ([]Meta, error) {
 		found[i] = Meta{
 			Key: k, ID: row.SegmentID, AsOfCommitSeq: row.AsOfCommitSeq,
 			RowCursor: cursor(row.RowCursor), NextRowCursor: cursor(row.NextRowCursor),
-			RowCount: row.RowCount, ByteLength: row.ByteLength, ExpiresAt: row.ExpiresAtMs,
+			Page: row.Page, RowCount: row.RowCount, ByteLength: row.ByteLength, ExpiresAt: row.ExpiresAtMs,
 		}
 	}
 	Sort(found)

@@ -151,7 +151,7 @@ func TestPostgresDeletesNothingThatIsDescribedAgain(t *testing.T) {
 	t.Parallel()
 	const body = "shared bytes"
 	mine, yours := describe(body, "mine"), describe(body, "yours")
-	putSQL := `select syncpg.sync_put_segment($1, $2, 'yours', 'x', 'e1', 'items', 1::smallint, 1, 1, null, null, 1, $3, $4, $5)`
+	putSQL := `select syncpg.sync_put_segment($1, $2, 'yours', 'x', 'e1', 'items', 1::smallint, 1, 1, null, null, 0, 1, $3, $4, $5)`
 	deleteSQL := `select deleted from syncpg.sync_delete_expired_segments('', $1, 100, 1e9::bigint, 100)`
 
 	t.Run("the put first", func(t *testing.T) {
@@ -259,13 +259,14 @@ func TestPlanSegments(t *testing.T) {
 		args      []any
 		most      int // buffers
 	}{
-		{"put", `select syncpg.sync_put_segment('p500', $1::text, 'd1', 'x', 'e', 't', 1::smallint, 1, 1, null, null, 1, 1, 10, 'x')`, []any{"new"}, 40},
-		{"put of known bytes", `select syncpg.sync_put_segment('p500', $1::text, 'd9', 'x', 'e', 't', 1::smallint, 1, 1, null, null, 1, 1, 10, 'x')`, []any{"s7"}, 40},
+		{"put", `select syncpg.sync_put_segment('p500', $1::text, 'd1', 'x', 'e', 't', 1::smallint, 1, 1, null, null, 0, 1, 1, 10, 'x')`, []any{"new"}, 40},
+		{"put of known bytes", `select syncpg.sync_put_segment('p500', $1::text, 'd9', 'x', 'e', 't', 1::smallint, 1, 1, null, null, 0, 1, 1, 10, 'x')`, []any{"s7"}, 40},
 		{"open", `select * from syncpg.sync_open_segment('p500', $1::text, 'd1', 'e', 0)`, []any{"s7"}, 30},
 		{"open of what is unknown", `select * from syncpg.sync_open_segment('p500', $1::text, 'd1', 'e', 0)`, []any{"none"}, 40},
 		{"open for other scopes", `select * from syncpg.sync_open_segment('p500', $1::text, 'none', 'e', 0)`, []any{"s7"}, 40},
 		{"read", `select syncpg.sync_read_segment_chunk('p500', $1::text, 1)`, []any{"s7"}, 20},
 		{"find", `select * from syncpg.sync_find_segments('p500', $1::text, 't', 'e', 1::smallint, 1, 0, 4096)`, []any{"d1"}, 200},
+		{"find the first", `select * from syncpg.sync_find_segments('p500', $1::text, 't', 'e', 1::smallint, 1, 0, 2)`, []any{"d1"}, 30},
 		{"find nothing", `select * from syncpg.sync_find_segments('p500', $1::text, 't', 'e', 1::smallint, 1, 0, 4096)`, []any{"none"}, 30},
 		{"delete nothing in 1000 partitions", `select * from syncpg.sync_delete_expired_segments('', $1::bigint, 100, 1e9::bigint, 1000)`, []any{0}, 6000},
 		{"delete ten", `select * from syncpg.sync_delete_expired_segments('p4', $1::bigint, 10, 1e9::bigint, 1000)`, []any{10}, 1500},
@@ -286,8 +287,8 @@ func TestPlanSegments(t *testing.T) {
 	for _, sql := range []string{
 		`insert into syncpg.sync_segments
 		   (partition, segment_id, scope_digest, description, log_epoch, table_name, media_type, schema_version,
-		    as_of_commit_seq, row_count, byte_length, expires_at_ms)
-		 select 'p' || p, 's' || s, 'd' || s % 3, '', 'e', 't', 1, 1, s, 1, 1, 5 + s
+		    as_of_commit_seq, page, row_count, byte_length, expires_at_ms)
+		 select 'p' || p, 's' || s, 'd' || s % 3, '', 'e', 't', 1, 1, s % 2, s, 1, 1, 5 + s
 		   from generate_series(1, 1000) as p, generate_series(1, 50) as s`,
 		`insert into syncpg.sync_segment_chunks (partition, segment_id, chunk_index, body)
 		 select 'p' || p, 's' || s, c, 'body' from generate_series(1, 1000) as p, generate_series(1, 50) as s, generate_series(0, 1) as c`,

@@ -5,12 +5,16 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"math"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -30,6 +34,7 @@ import (
 const (
 	s3Page        = 1000 // keys of a listing
 	s3Parallel    = 16   // descriptions fetched at a time
+	s3Name        = 1024 // bytes of a key, at most
 	metaExpiry    = "syncpg-expires"
 	metaSegment   = "syncpg-segment"
 	objectSuffix  = ".seg"
@@ -63,8 +68,9 @@ type S3Config struct {
 // server.
 //
 // A segment is an object per scope digest and log epoch, under a key that ends in its id,
-// and a small object that describes it, which Find reads. The expiry stands in the
-// metadata. When a segment is put again just while its expired object is deleted, it may be
+// and a small object that describes it, whose key says all of it, encrypted, so that Find
+// needs no more than a listing. The expiry stands in the metadata; Find counts it from when
+// the service says that the description was written. When a segment is put again just while its expired object is deleted, it may be
 // lost; its client pulls again. A lifecycle rule of the bucket may delete objects earlier,
 // or instead of DeleteExpired.
 type S3 struct {
@@ -73,6 +79,7 @@ type S3 struct {
 	bucket  string
 	prefix  string
 	secret  []byte
+	names   siv // hides descriptions in keys
 	ttl     time.Duration
 	urlTTL  time.Duration
 	clock   func() time.Time
@@ -98,6 +105,10 @@ func NewS3(cfg S3Config) (*S3, error) {
 	s := &S3{
 		client: cfg.Client, presign: s3.NewPresignClient(cfg.Client), bucket: cfg.Bucket, prefix: cfg.Prefix,
 		secret: bytes.Clone(cfg.Secret), ttl: cfg.TTL, urlTTL: cfg.URLTTL, clock: cfg.Clock,
+	}
+	var err error
+	if s.names, err = newSIV(cfg.Secret, "syncpg segment s3 v1: description"); err != nil {
+		return nil, err
 	}
 	if s.ttl == 0 {
 		s.ttl = DefaultTTL
@@ -136,10 +147,89 @@ func (s *S3) family(k Key) string {
 	return s.partition(k.Partition) + "k/" + s.name("key", fmt.Sprintf("%q %q %d %d %q", k.LogEpoch, k.Table, k.MediaType, k.SchemaVersion, k.ScopeDigest)) + "/"
 }
 
-// description is the key of a description. Newer pins come first in a listing.
+// description is the key of a description, and says it where it is not too long. Newer pins
+// come first in a listing, and the pages of a pin in their order.
 func (s *S3) description(m Meta) string {
-	sum := sha256.Sum256(append(m.describe(), m.ID...))
-	return s.family(m.Key) + fmt.Sprintf("%016x", uint64(1<<63-1)-uint64(m.AsOfCommitSeq)) + "-" + hex.EncodeToString(sum[:16]) + indexSuffix
+	family := s.family(m.Key)
+	at := family + fmt.Sprintf("%016x-%08x-", uint64(1<<63-1)-uint64(m.AsOfCommitSeq), uint32(m.Page))
+	said := "d" + base64.RawURLEncoding.EncodeToString(s.names.seal(m.pack(s.ttl), at))
+	if len(at)+len(said)+len(indexSuffix) > s3Name {
+		sum := sha256.Sum256(append(m.describe(), m.ID...))
+		said = "h" + hex.EncodeToString(sum[:16])
+	}
+	return at + said + indexSuffix
+}
+
+// described reads a description from its key; false when it does not stand there.
+func (s *S3) described(o *types.Object, k Key) (Meta, bool) {
+	name, isIndex := strings.CutSuffix(aws.ToString(o.Key), indexSuffix)
+	place := len(s.family(k)) + 16 + 1 + 8 + 1
+	if !isIndex || len(name) <= place || name[place] != 'd' || o.LastModified == nil {
+		return Meta{}, false
+	}
+	at, said := name[:place], name[place+1:]
+	sealed, err := base64.RawURLEncoding.DecodeString(said)
+	if err != nil {
+		return Meta{}, false
+	}
+	packed, ours := s.names.open(sealed, at)
+	if !ours {
+		return Meta{}, false
+	}
+	m := Meta{Key: k}
+	ttl, ok := m.unpack(packed)
+	pin, badPin := strconv.ParseUint(at[place-26:place-10], 16, 64)
+	page, badPage := strconv.ParseUint(at[place-9:place-1], 16, 32)
+	if !ok || badPin != nil || badPage != nil {
+		return Meta{}, false
+	}
+	m.AsOfCommitSeq, m.Page = int64(uint64(1<<63-1)-pin), int32(page)
+	m.ExpiresAt = o.LastModified.Add(ttl).UnixMilli()
+	return m, true
+}
+
+// pack renders what the rest of a description's key does not say.
+func (m *Meta) pack(ttl time.Duration) []byte {
+	id, _ := hex.DecodeString(strings.TrimPrefix(m.ID, idPrefix)) // a valid one
+	b := binary.AppendUvarint(id, uint64(ttl.Milliseconds()))
+	b = binary.AppendUvarint(b, uint64(m.RowCount))
+	b = binary.AppendUvarint(b, uint64(m.ByteLength))
+	for _, cursor := range []*string{m.RowCursor, m.NextRowCursor} {
+		text := ""
+		if cursor != nil {
+			text = *cursor
+		}
+		b = append(binary.AppendUvarint(b, uint64(len(text))), text...)
+	}
+	return b
+}
+
+func (m *Meta) unpack(b []byte) (ttl time.Duration, ok bool) {
+	if len(b) < sha256.Size {
+		return 0, false
+	}
+	m.ID, b = idPrefix+hex.EncodeToString(b[:sha256.Size]), b[sha256.Size:]
+	number := func() int64 {
+		v, n := binary.Uvarint(b)
+		if n <= 0 || v > math.MaxInt64 {
+			b, v, n = nil, 0, 0
+		}
+		b = b[n:]
+		return int64(v)
+	}
+	text := func() *string {
+		n := number()
+		if n > int64(len(b)) {
+			b, n = nil, 0
+		}
+		c := string(b[:n])
+		b = b[n:]
+		return cursor(c)
+	}
+	ttl = time.Duration(number()) * time.Millisecond
+	m.RowCount, m.ByteLength = number(), number()
+	m.RowCursor, m.NextRowCursor = text(), text()
+	return ttl, true
 }
 
 // Put implements [Store]. The service checks the hash of what it is sent.
@@ -184,6 +274,9 @@ func (s *S3) put(ctx context.Context, m Meta, body io.Reader) error {
 		return fmt.Errorf("looking for the object: %w", err)
 	default:
 		return fmt.Errorf("the object has %d bytes instead of %d", aws.ToInt64(head.ContentLength), m.ByteLength)
+	}
+	if m.Page < 0 {
+		return nil
 	}
 	index := s.description(m)
 	if _, err := s.client.PutObject(ctx, &s3.PutObjectInput{
@@ -329,45 +422,66 @@ func (b *exactBody) Close() error {
 }
 
 // Find implements [Store]. It costs a request for each thousand descriptions, and one for
-// each of them, some at a time.
+// each that is too long for a key (rows with ids of hundreds of bytes), some at a time.
 func (s *S3) Find(ctx context.Context, k Key) ([]Meta, error) {
 	prefix := s.family(k)
-	var keys []string
+	var found []Meta
+	var long []string // keys
 	list := s3.NewListObjectsV2Paginator(s.client, &s3.ListObjectsV2Input{Bucket: &s.bucket, Prefix: &prefix, MaxKeys: aws.Int32(s3Page)})
-	for list.HasMorePages() && len(keys) < MaxFound {
+	for list.HasMorePages() && len(found)+len(long) < MaxFound {
 		page, err := list.NextPage(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("finding segments: %w", err)
 		}
-		for _, o := range page.Contents {
-			keys = append(keys, aws.ToString(o.Key))
+		for i := range page.Contents {
+			if m, ok := s.described(&page.Contents[i], k); ok {
+				found = append(found, m)
+			} else {
+				long = append(long, aws.ToString(page.Contents[i].Key))
+			}
 		}
 	}
-	keys = keys[:min(len(keys), MaxFound)]
-	described := make([]*Meta, len(keys))
+	read, err := s.readAll(ctx, long, k)
+	if err != nil {
+		return nil, fmt.Errorf("finding segments: %w", err)
+	}
+	// One that was stored as another page, or for another time, is there more than once.
+	now := s.clock().UnixMilli()
+	best := map[string]Meta{}
+	for _, m := range append(found, read...) {
+		if at := string(m.describe()) + m.ID; m.ExpiresAt > now && m.ExpiresAt > best[at].ExpiresAt {
+			best[at] = m
+		}
+	}
+	found = slices.Collect(maps.Values(best))
+	Sort(found)
+	return found[:min(len(found), MaxFound)], nil
+}
+
+// readAll fetches descriptions, those that are still there.
+func (s *S3) readAll(ctx context.Context, keys []string, k Key) ([]Meta, error) {
+	read := make([]*Meta, len(keys))
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(s3Parallel)
 	for i := range keys {
 		group.Go(func() (err error) {
-			described[i], err = s.read(ctx, keys[i], k)
+			read[i], err = s.read(ctx, keys[i], k)
 			return err
 		})
 	}
 	if err := group.Wait(); err != nil {
-		return nil, fmt.Errorf("finding segments: %w", err)
+		return nil, err //nolint:wrapcheck // ours
 	}
-	now := s.clock().UnixMilli()
-	var found []Meta
-	for _, m := range described {
-		if m != nil && m.ExpiresAt > now {
-			found = append(found, *m)
+	var all []Meta
+	for _, m := range read {
+		if m != nil {
+			all = append(all, *m)
 		}
 	}
-	Sort(found)
-	return found, nil
+	return all, nil
 }
 
-// read fetches a description, nil when it is gone.
+// read fetches a description, nil when it is gone or is none of the key.
 func (s *S3) read(ctx context.Context, key string, k Key) (*Meta, error) {
 	got, err := s.client.GetObject(ctx, &s3.GetObjectInput{Bucket: &s.bucket, Key: &key})
 	if missing(err) {
@@ -382,11 +496,8 @@ func (s *S3) read(ctx context.Context, key string, k Key) (*Meta, error) {
 		return nil, fmt.Errorf("reading a description: %w", err)
 	}
 	m, err := parseDescription(text, k.Partition)
-	if err != nil {
-		return nil, err
-	}
-	if m.Key != k {
-		return nil, errors.New("reading a description: it is of another key")
+	if err != nil || m.Key != k || m.check() != nil {
+		return nil, nil //nolint:nilnil // none of ours
 	}
 	return &m, nil
 }
@@ -479,6 +590,7 @@ type storedDescription struct {
 	AsOfCommitSeq int64          `json:"asOfCommitSeq"`
 	RowCursor     *string        `json:"rowCursor,omitempty"`
 	NextRowCursor *string        `json:"nextRowCursor,omitempty"`
+	Page          int32          `json:"page"`
 	RowCount      int64          `json:"rowCount"`
 	ByteLength    int64          `json:"byteLength"`
 	ExpiresAt     int64          `json:"expiresAt"`
@@ -488,7 +600,7 @@ func renderDescription(m Meta) ([]byte, error) {
 	text, err := json.Marshal(storedDescription{
 		LogEpoch: m.LogEpoch, Table: m.Table, MediaType: m.MediaType, SchemaVersion: m.SchemaVersion, ScopeDigest: m.ScopeDigest,
 		ID: m.ID, AsOfCommitSeq: m.AsOfCommitSeq, RowCursor: m.RowCursor, NextRowCursor: m.NextRowCursor,
-		RowCount: m.RowCount, ByteLength: m.ByteLength, ExpiresAt: m.ExpiresAt,
+		Page: m.Page, RowCount: m.RowCount, ByteLength: m.ByteLength, ExpiresAt: m.ExpiresAt,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("describing the object: %w", err)
@@ -507,7 +619,7 @@ func parseDescription(text []byte, partition string) (Meta, error) {
 			SchemaVersion: d.SchemaVersion, ScopeDigest: d.ScopeDigest,
 		},
 		ID: d.ID, AsOfCommitSeq: d.AsOfCommitSeq, RowCursor: d.RowCursor, NextRowCursor: d.NextRowCursor,
-		RowCount: d.RowCount, ByteLength: d.ByteLength, ExpiresAt: d.ExpiresAt,
+		Page: d.Page, RowCount: d.RowCount, ByteLength: d.ByteLength, ExpiresAt: d.ExpiresAt,
 	}, nil
 }
 

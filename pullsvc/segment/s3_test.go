@@ -1,11 +1,13 @@
 package segment_test
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,6 +25,33 @@ import (
 type fakeTime struct{ *testClock }
 
 func (c fakeTime) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
+
+// requests counts the requests that a client sends, by what they do.
+type requests struct {
+	http.RoundTripper
+	mu   sync.Mutex
+	sent map[string]int
+}
+
+func (r *requests) RoundTrip(req *http.Request) (*http.Response, error) {
+	what := req.Method
+	if req.URL.Query().Get("list-type") != "" {
+		what = "LIST"
+	}
+	r.mu.Lock()
+	r.sent[what]++
+	r.mu.Unlock()
+	return r.RoundTripper.RoundTrip(req)
+}
+
+// taken returns what was counted, and begins anew.
+func (r *requests) taken() map[string]int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	sent := r.sent
+	r.sent = map[string]int{}
+	return sent
+}
 
 // bucket is a bucket of an S3 service in this process.
 func bucket(t *testing.T, clock *testClock) (*s3.Client, *http.Client) {
@@ -82,6 +111,89 @@ func TestS3Keys(t *testing.T) {
 		}
 	}
 	require.Equal(t, 1, embedded)
+}
+
+// TestS3Requests: finding costs a listing, however many segments there are to a thousand;
+// those that are described by rows of very long ids are fetched.
+func TestS3Requests(t *testing.T) {
+	t.Parallel()
+	s, _, client := newS3(t, newClock())
+	counted := &requests{RoundTripper: client.Transport, sent: map[string]int{}}
+	client.Transport = counted
+	page := func(pin int64, index int32, from, next *string) segment.Meta {
+		m := describe("body", "d")
+		m.AsOfCommitSeq, m.Page, m.RowCursor, m.NextRowCursor = pin, index, from, next
+		put(t, s, m, "body")
+		return m
+	}
+	page(1, 0, nil, new("4:someone"))
+	require.Equal(t, map[string]int{"HEAD": 1, "PUT": 2}, counted.taken())
+	for i := range int32(30) {
+		page(1, i+1, new(fmt.Sprint("4:some", i)), new(fmt.Sprint("4:some", i+1)))
+	}
+	m := page(2, 0, nil, nil)
+	counted.taken()
+	require.Len(t, find(t, s, m.Key), 32)
+	require.Equal(t, map[string]int{"LIST": 1}, counted.taken())
+
+	long := page(2, 1, new("2:id"+strings.Repeat("x", 700)), nil)
+	counted.taken()
+	found := find(t, s, m.Key)
+	require.Len(t, found, 33)
+	require.Equal(t, map[string]int{"LIST": 1, "GET": 1}, counted.taken())
+	require.Equal(t, long.RowCursor, found[1].RowCursor)
+	require.Equal(t, int32(1), found[1].Page)
+}
+
+// TestS3KeysAreNotTaken: what lies in the bucket under a key that says something else, or
+// was made for another place, is not found.
+func TestS3KeysAreNotTaken(t *testing.T) {
+	t.Parallel()
+	s, client, _ := newS3(t, newClock())
+	m := describe("body", "d")
+	put(t, s, m, "body")
+	other := m
+	other.ScopeDigest = "d2"
+	put(t, s, other, "body")
+	keys := func() (all []string) {
+		list, err := client.ListObjectsV2(t.Context(), &s3.ListObjectsV2Input{Bucket: aws.String("segments")})
+		require.NoError(t, err)
+		for _, o := range list.Contents {
+			if strings.HasSuffix(*o.Key, ".json") {
+				all = append(all, *o.Key)
+			}
+		}
+		return all
+	}
+	described := keys()
+	require.Len(t, described, 2)
+	require.NotContains(t, described[0], strings.TrimPrefix(m.ID, "sha256:"), "keys of descriptions tell nothing")
+	cut := func(key string) (family, rest string) {
+		at := strings.LastIndex(key, "/") + 1
+		return key[:at], key[at:]
+	}
+	family, rest := cut(described[0])
+	_, others := cut(described[1])
+	pin, said := rest[:17], rest[17:]
+	for _, key := range []string{
+		family + others,                      // of another family
+		family + pin + "00000005" + said[8:], // as another page
+		family + "7ffffffffffffff0-" + said,  // of another pin
+		family + rest[:len(rest)-9] + "A.json",
+		family + pin + "00000000-d.json",
+		family + "x.json",
+		family + "x",
+	} {
+		_, err := client.PutObject(t.Context(), &s3.PutObjectInput{Bucket: aws.String("segments"), Key: aws.String(key), Body: strings.NewReader("{}")})
+		require.NoError(t, err)
+		for _, m := range []segment.Meta{m, other} {
+			found := find(t, s, m.Key)
+			require.Len(t, found, 1, key)
+			require.Equal(t, m.ScopeDigest, found[0].ScopeDigest)
+		}
+		_, err = client.DeleteObject(t.Context(), &s3.DeleteObjectInput{Bucket: aws.String("segments"), Key: aws.String(key)})
+		require.NoError(t, err)
+	}
 }
 
 // TestS3URL: a presigned URL gives the bytes to whoever has it, is bound to the one object,

@@ -61,9 +61,12 @@ type Meta struct {
 	AsOfCommitSeq int64
 	RowCursor     *string // nil: the first page of the table
 	NextRowCursor *string // nil: the last one
-	RowCount      int64
-	ByteLength    int64 // of the body, which is not compressed
-	ExpiresAt     int64 // epoch milliseconds; the store decides it
+	// Page is which page of its table it is, counted from 0; -1 for one that answers only
+	// the request that it was made for, and is not found. It tells no two descriptions apart.
+	Page       int32
+	RowCount   int64
+	ByteLength int64 // of the body, which is not compressed
+	ExpiresAt  int64 // epoch milliseconds; the store decides it
 }
 
 // Ref is what a requester has of a segment: its id, and the digest of the scopes that it
@@ -94,7 +97,8 @@ type Store interface {
 	Open(ctx context.Context, r Ref) (Meta, io.ReadCloser, error)
 	// Find returns the segments of a key that have not expired: newest pin first, and
 	// those of a pin in the order of their pages, see [Sort]. Pages may be missing, or be
-	// there twice with other ends. It returns at most [MaxFound], of the newest pins. A
+	// there twice with other ends. It returns at most [MaxFound], of the newest pins, and
+	// the first pages of the last one of these. ExpiresAt may be a second early. A
 	// caller that hands them out should leave alone those about to expire; building and
 	// storing them again extends their life.
 	Find(ctx context.Context, k Key) ([]Meta, error)
@@ -145,7 +149,7 @@ func (m *Meta) check() error {
 		return fmt.Errorf("segment: the id %q is none", m.ID)
 	case m.Partition == "" || m.LogEpoch == "" || m.Table == "" || m.ScopeDigest == "":
 		return fmt.Errorf("segment %s: the key %+v is not complete", m.ID, m.Key)
-	case m.ByteLength < 0 || m.RowCount < 0 || m.AsOfCommitSeq < 0:
+	case m.Page < -1 || m.ByteLength < 0 || m.RowCount < 0 || m.AsOfCommitSeq < 0:
 		return fmt.Errorf("segment %s: negative numbers", m.ID)
 	case m.RowCursor != nil && *m.RowCursor == "" || m.NextRowCursor != nil && *m.NextRowCursor == "":
 		return fmt.Errorf("segment %s: an empty cursor, where nil is for none", m.ID)

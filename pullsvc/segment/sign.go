@@ -3,9 +3,6 @@ package segment
 import (
 	"bytes"
 	"context"
-	"crypto/aes"
-	"crypto/cipher"
-	"crypto/hkdf"
 	"crypto/hmac"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -102,24 +99,15 @@ func NewSigner(cfg SignerConfig) (*Signer, error) {
 // signKeys are what is made of one key: each use has its own.
 type signKeys struct {
 	token    []byte
-	audience []byte
-	cipher   cipher.Block
+	audience siv
 }
 
-func deriveKeys(key []byte) (signKeys, error) {
-	var derived [3][]byte
-	for i, use := range []string{"token", "audience", "audience cipher"} {
-		k, err := hkdf.Key(sha256.New, key, nil, "syncpg segment url v1: "+use, sha256.Size)
-		if err != nil {
-			return signKeys{}, fmt.Errorf("segment: deriving a key: %w", err)
-		}
-		derived[i] = k
+func deriveKeys(key []byte) (k signKeys, err error) {
+	if k.token, err = derive(key, "syncpg segment url v1: token"); err != nil {
+		return signKeys{}, err
 	}
-	block, err := aes.NewCipher(derived[2])
-	if err != nil {
-		return signKeys{}, fmt.Errorf("segment: deriving a key: %w", err)
-	}
-	return signKeys{token: derived[0], audience: derived[1], cipher: block}, nil
+	k.audience, err = newSIV(key, "syncpg segment url v1: audience")
+	return k, err
 }
 
 // SignURL implements [URLSigner]. It costs no I/O.
@@ -212,29 +200,21 @@ func mac(key, message []byte) []byte {
 // audienceBlock is what the length of a partition's id is rounded up to.
 const audienceBlock = 32
 
-// seal makes the audience of a partition: a synthetic-IV encryption of its id, which is
-// the same every time, tells nothing to whoever lacks the key, and leads whoever has it to
-// the partition, without a list of which audience is whose.
+// seal makes the audience of a partition: an encryption of its id, which is the same every
+// time and leads whoever has the key to the partition, without a list of which audience is
+// whose.
 func (k *signKeys) seal(partition string) string {
 	plain := make([]byte, (len(partition)+audienceBlock-1)/audienceBlock*audienceBlock)
 	copy(plain, partition) // ids hold no U+0000
-	iv := mac(k.audience, plain)[:aes.BlockSize]
-	sealed := make([]byte, aes.BlockSize+len(plain))
-	copy(sealed, iv)
-	cipher.NewCTR(k.cipher, iv).XORKeyStream(sealed[aes.BlockSize:], plain)
-	return base64.RawURLEncoding.EncodeToString(sealed)
+	return base64.RawURLEncoding.EncodeToString(k.audience.seal(plain, ""))
 }
 
 // open returns the partition of an audience, false when it is not one of this key.
 func (k *signKeys) open(audience string) (partition string, ours bool) {
 	sealed, err := tokenEncoding.DecodeString(audience)
-	if err != nil || len(sealed) <= aes.BlockSize {
+	if err != nil {
 		return "", false
 	}
-	iv, plain := sealed[:aes.BlockSize], make([]byte, len(sealed)-aes.BlockSize)
-	cipher.NewCTR(k.cipher, iv).XORKeyStream(plain, sealed[aes.BlockSize:])
-	if subtle.ConstantTimeCompare(mac(k.audience, plain)[:aes.BlockSize], iv) == 0 {
-		return "", false
-	}
-	return string(bytes.TrimRight(plain, "\x00")), true
+	plain, ours := k.audience.open(sealed, "")
+	return string(bytes.TrimRight(plain, "\x00")), ours
 }

@@ -285,18 +285,19 @@ func TestStoreDeletesInPasses(t *testing.T) {
 func TestStoreFind(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s segment.Store, clock *testClock) {
-		page := func(body string, pin int64, from, next *string) segment.Meta {
+		page := func(body string, pin int64, index int32, from, next *string) segment.Meta {
 			m := describe(body, "d")
-			m.AsOfCommitSeq, m.RowCursor, m.NextRowCursor = pin, from, next
+			m.AsOfCommitSeq, m.Page, m.RowCursor, m.NextRowCursor = pin, index, from, next
 			put(t, s, m, body)
 			m.ExpiresAt = clock.Now().Add(ttl).UnixMilli()
 			return m
 		}
-		first := page("first", 9, nil, new("1:b"))
-		last := page("last", 9, new("1:c"), nil)
-		middle := page("middle", 9, new("1:b"), new("1:c"))
-		older := page("first", 7, nil, new("1:b"))
-		newer := page("first", 10, nil, nil)
+		first := page("first", 9, 0, nil, new("1:b"))
+		last := page("last", 9, 2, new("1:c"), nil)
+		middle := page("middle", 9, 1, new("1:b"), new("1:c"))
+		older := page("first", 7, 0, nil, new("1:b"))
+		newer := page("first", 10, 0, nil, nil)
+		page("nobody else's", 11, -1, nil, nil)
 		other := func(change func(*segment.Meta)) {
 			m := describe("other", "d")
 			change(&m)
@@ -311,6 +312,74 @@ func TestStoreFind(t *testing.T) {
 		other(func(m *segment.Meta) { m.ScopeDigest = "d2" })
 		require.Empty(t, cmp.Diff([]segment.Meta{newer, first, middle, last, older}, find(t, s, first.Key)))
 		require.Empty(t, find(t, s, segment.Key{Partition: "p9"}))
+	})
+}
+
+// TestStoreHides: what is stored for one client is opened and not found; who finds it is
+// whoever it is stored for as a page, before or after.
+func TestStoreHides(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s segment.Store, clock *testClock) {
+		for _, pages := range [][]int32{{-1, 3}, {3, -1}} {
+			body := fmt.Sprint(pages)
+			m := describe(body, body)
+			for i, page := range pages {
+				m.Page = page
+				put(t, s, m, body)
+				opens(t, s, m, body)
+				if i == 0 && page < 0 {
+					require.Empty(t, find(t, s, m.Key))
+				}
+			}
+			m.Page, m.ExpiresAt = 3, clock.Now().Add(ttl).UnixMilli()
+			require.Equal(t, []segment.Meta{m}, find(t, s, m.Key))
+		}
+		hidden := describe("hidden", "d")
+		hidden.Page = -1
+		put(t, s, hidden, "hidden")
+		clock.advance(ttl)
+		deleteAll(t, s, 10)
+		refuses(t, s, ref(hidden), segment.ErrNotFound)
+	})
+}
+
+// TestStoreFindsTheFirstPages: of a pin that has more than Find returns, and before those
+// of older pins.
+func TestStoreFindsTheFirstPages(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s segment.Store, _ *testClock) {
+		const n = segment.MaxFound + 300
+		pages := make(chan segment.Meta, n)
+		cursor := func(i int) *string { return new(fmt.Sprintf("1:x%05d", i*7919%n)) } // in no order
+		for i := range n {
+			m := describe("page", "d")
+			m.AsOfCommitSeq, m.Page, m.RowCursor, m.NextRowCursor = 2, int32(i), cursor(i), cursor(i+1)
+			switch i {
+			case 0:
+				m.RowCursor = nil
+			case n - 1:
+				m.AsOfCommitSeq = 1
+			}
+			pages <- m
+		}
+		close(pages)
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				for m := range pages {
+					if err := s.Put(t.Context(), m, strings.NewReader("page")); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		all.Wait()
+		found := find(t, s, describe("", "d").Key)
+		require.Len(t, found, segment.MaxFound)
+		for i, m := range found {
+			require.Equal(t, int32(i), m.Page)
+		}
 	})
 }
 
@@ -342,6 +411,7 @@ func TestStoreRefuses(t *testing.T) {
 			"table":        func(m *segment.Meta) { m.Table = "" },
 			"scope digest": func(m *segment.Meta) { m.ScopeDigest = "" },
 			"length":       func(m *segment.Meta) { m.ByteLength = -1 },
+			"page":         func(m *segment.Meta) { m.Page = -2 },
 			"rows":         func(m *segment.Meta) { m.RowCount = -1 },
 			"cursor":       func(m *segment.Meta) { m.RowCursor = new("") },
 		} {

@@ -31,6 +31,8 @@ var (
 	// ErrTooLarge says that an image would pass Spec.MaxBytes. The rows lane serves
 	// the table.
 	ErrTooLarge = errors.New("image: too large")
+	// ErrRepeated says that a row came twice.
+	ErrRepeated = errors.New("image: two rows have the same key")
 )
 
 // Spec says what an image is of. All but Dir and MaxBytes stands in the image (§5.3).
@@ -50,8 +52,8 @@ type Spec struct {
 // valid until the next one is asked for. The first error ends the build and is
 // returned, as it is when the rows had it; nothing is left on disk then.
 //
-// The caller closes the file. Errors: [ErrUnsupported], [ErrTooLarge], those of ctx
-// and of the file system, and others for rows that are no rows of the table.
+// The caller closes the file. Errors: [ErrUnsupported], [ErrTooLarge], [ErrRepeated],
+// those of ctx and of the file system, and others for rows that are no rows of the table.
 func Build(ctx context.Context, spec Spec, rows iter.Seq2[ssp2.SegmentRow, error]) (*File, error) {
 	if err := Check(spec.Table); err != nil {
 		return nil, err
@@ -144,7 +146,7 @@ func (b *build) finish(ctx context.Context) error {
 	n, last := 0, []byte(nil)
 	err := b.sorted.each(func(key, value []byte) error {
 		if n > 0 && string(key) == string(last) {
-			return errors.New("image: two rows have the same key")
+			return ErrRepeated
 		}
 		if n%1024 == 0 && ctx.Err() != nil {
 			return context.Cause(ctx)
