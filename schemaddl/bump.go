@@ -345,14 +345,14 @@ func bump(ctx context.Context, tx pgx.Tx, s *schema.Schema, o BumpOptions) (*Bum
 	if err := run(ctx, tx, bumpSettings); err != nil {
 		return nil, err
 	}
-	o.Progress(Progress{Stage: StageWaiting})
-	// Pushes have both of these locks in this order, and wait for none of ours after it.
-	if _, err := tx.Exec(ctx, lockSQL, lockClass, lockBump); err != nil {
+	// Pushes have both of these locks in this order, and wait for none of ours after it. The
+	// second keeps out who prunes, and new partitions, which would have no fence.
+	err := o.patiently(ctx, tx, StageWaiting, []string{
+		fmt.Sprintf("select pg_catalog.pg_advisory_xact_lock(%d, %d)", lockClass, lockBump),
+		"lock table syncpg.sync_partitions in exclusive mode",
+	})
+	if err != nil {
 		return nil, fmt.Errorf("waiting for pushes under way: %w", err)
-	}
-	// Keeps out who prunes, and new partitions, which would have no fence.
-	if _, err := tx.Exec(ctx, `lock table syncpg.sync_partitions in exclusive mode`); err != nil {
-		return nil, fmt.Errorf("locking the partitions: %w", err)
 	}
 	e, err := evolve(ctx, tx, s, o)
 	if err != nil {
@@ -371,43 +371,45 @@ func bump(ctx context.Context, tx pgx.Tx, s *schema.Schema, o BumpOptions) (*Bum
 	return done, e.record(ctx, tx)
 }
 
-// lockPatience is how long one attempt at the locks waits that keep readers out: they queue
-// behind it.
+// lockPatience is how long an attempt at locks waits: others queue behind it.
 const lockPatience = 2 * time.Second
 
-// lockAll takes locks that other transactions may hold in another order: what it has of
-// them is given back when it cannot have all.
+// lockAll locks tables.
 func (e *evolution) lockAll(ctx context.Context, tx pgx.Tx, mode string, tables []string) error {
 	if len(tables) == 0 {
 		return nil
 	}
+	return e.o.patiently(ctx, tx, StageLocking, []string{fmt.Sprintf("lock table %s in %s mode", strings.Join(tables, ", "), mode)})
+}
+
+// patiently takes locks that other transactions may hold for long, or in another order: what
+// it has of them is given back when it cannot have all, before the next attempt.
+func (o BumpOptions) patiently(ctx context.Context, tx pgx.Tx, stage string, locks []string) error {
 	for {
-		err := e.tryLocks(ctx, tx, fmt.Sprintf("lock table %s in %s mode", strings.Join(tables, ", "), mode))
+		o.Progress(Progress{Stage: stage})
+		err := tryLocks(ctx, tx, locks)
 		pgErr := (*pgconn.PgError)(nil)
 		if !errors.As(err, &pgErr) || pgErr.Code != "55P03" && pgErr.Code != "40P01" { // lock_not_available, deadlock_detected
 			return err
 		}
-		e.o.Progress(Progress{Stage: StageLocking})
 		if ctx.Err() != nil {
-			return fmt.Errorf("locking the tables: %w", context.Cause(ctx))
+			return fmt.Errorf("taking locks: %w", context.Cause(ctx))
 		}
 	}
 }
 
-func (e *evolution) tryLocks(ctx context.Context, tx pgx.Tx, sql string) error {
+func tryLocks(ctx context.Context, tx pgx.Tx, locks []string) error {
 	point, err := tx.Begin(ctx)
 	if err != nil {
-		return fmt.Errorf("locking the tables: %w", err)
+		return fmt.Errorf("taking locks: %w", err)
 	}
 	defer func() { _ = point.Rollback(context.WithoutCancel(ctx)) }()
-	err = run(ctx, point, []string{
-		fmt.Sprintf("set local lock_timeout = %d", lockPatience.Milliseconds()), sql, "set local lock_timeout = 0",
-	})
-	if err != nil {
+	statements := append([]string{fmt.Sprintf("set local lock_timeout = %d", lockPatience.Milliseconds())}, locks...)
+	if err := run(ctx, point, append(statements, "set local lock_timeout = 0")); err != nil {
 		return err
 	}
 	if err := point.Commit(ctx); err != nil {
-		return fmt.Errorf("locking the tables: %w", err)
+		return fmt.Errorf("taking locks: %w", err)
 	}
 	return nil
 }
@@ -420,7 +422,6 @@ func (e *evolution) qualified(name string) string {
 // Readers wait from here to the end: rounds for the stored version, which they read first,
 // so that they hold no table by then.
 func (e *evolution) change(ctx context.Context, tx pgx.Tx, done *Bump) error {
-	e.o.Progress(Progress{Stage: StageLocking})
 	if err := e.lockAll(ctx, tx, "access exclusive", []string{"syncpg.sync_schema_meta"}); err != nil {
 		return err
 	}

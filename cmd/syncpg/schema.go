@@ -305,7 +305,7 @@ func (p *progress) tell(at schemaddl.Progress) {
 	case schemaddl.StageWaiting:
 		line = "waiting for pushes under way"
 	case schemaddl.StageLocking:
-		line = "waiting for who reads the tables"
+		line = "waiting for who uses the tables"
 	case schemaddl.StageTables:
 		line = "changing tables"
 	case schemaddl.StageIndexes:

@@ -123,7 +123,7 @@ func TestSchemaMovesToAnotherVersion(t *testing.T) {
 	r = runCommand(t, "schema", "apply", "--schema", two, "--database-url", url)
 	require.Zero(t, r.code, r.stderr)
 	require.Equal(t, plan.stdout+"installed DIR/two.json, version 2\n", clean(r.stdout))
-	require.Contains(t, r.stderr, "waiting for pushes under way\nrewriting about 1 row of notes\n")
+	require.Contains(t, r.stderr, "waiting for pushes under way\nwaiting for who uses the tables\nrewriting about 1 row of notes\n")
 	for _, command := range [][]string{{"plan"}, {"apply"}, {"apply", "--dry-run"}} {
 		r = runCommand(t, append(append([]string{"schema"}, command...), "--schema", two, "--database-url", url)...)
 		require.Zero(t, r.code, r.stderr)
