@@ -168,6 +168,11 @@ type Config struct {
 	// before it is given up. Default: 30 s. Negative: no limit.
 	WriteTimeout time.Duration
 
+	// MaxCompressed is how many responses are compressed at once, each of which holds about
+	// 1 MiB for as long as its client takes; further ones go out as they are. Default: 128.
+	// Negative: no bound.
+	MaxCompressed int
+
 	// Retention says how much of a partition's log is kept (§4.6), at least what the
 	// protocol wants. Default: 1000 commits, what clients that pulled within 14 days have
 	// not pulled, as long as it is not over 30 days old, and no compaction.

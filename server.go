@@ -135,7 +135,7 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 	}
 	requests, err := httpsync.New(httpsync.Config{
 		Rounds: rounds, Segments: rounds, Authenticate: cfg.Authenticate, Ready: s.checks, Logger: cfg.Logger,
-		MaxRequestBytes: cfg.MaxRequestBytes, WriteTimeout: cfg.WriteTimeout,
+		MaxRequestBytes: cfg.MaxRequestBytes, WriteTimeout: cfg.WriteTimeout, MaxCompressed: cfg.MaxCompressed, Events: sink,
 	})
 	if err != nil {
 		return nil, err

@@ -92,6 +92,25 @@ type PullServed struct {
 // EventName returns "pull.served".
 func (PullServed) EventName() string { return "pull.served" }
 
+// SegmentServed says that the download of a segment (§5.5) is over, or refused,
+// "segment.served". Requests for the headers alone are not told.
+type SegmentServed struct {
+	Partition, Actor string         // empty as far as it is not known who asks; a URL (§5.4) tells no actor
+	SegmentID        string         // empty when what was asked for is none
+	Table            string         // empty when it was refused
+	MediaType        ssp2.MediaType // rows or an image; 0 when it was refused
+	Signed           bool           // asked for by URL
+	NotModified      bool           // the client has it, and was told so
+	Broken           bool           // broken off before its end
+	Bytes            int64          // of the segment
+	BytesSent        int64          // of it, as it was compressed
+	Duration         time.Duration
+	Code             ssp2.Code // what it was refused with; "" when it was not
+}
+
+// EventName returns "segment.served".
+func (SegmentServed) EventName() string { return "segment.served" }
+
 // ReactionQueued says that the commit that planned a reaction is committed (§6.9),
 // "reaction.queued".
 type ReactionQueued struct {

@@ -26,6 +26,7 @@ var every = []events.Event{
 	events.PushRejected{},
 	events.PushConflicted{},
 	events.PullServed{},
+	events.SegmentServed{},
 	events.ReactionQueued{},
 	events.ReactionStarted{},
 	events.ReactionRetried{},

@@ -3,9 +3,13 @@ package httpsync_test
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strconv"
 	"testing"
 
@@ -178,6 +182,115 @@ func TestFlushedBytesArriveWhileTheRoundGoesOn(t *testing.T) {
 			rest, err := io.ReadAll(body)
 			require.NoError(t, err)
 			require.Equal(t, second, rest)
+		})
+	}
+}
+
+// TestCompressionIsBounded: responses beyond the bound go out as they are, and a response
+// that has ended makes room.
+func TestCompressionIsBounded(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct{ most, held, packed int }{{2, 4, 2}, {-1, 4, 4}} {
+		goOn := make(chan struct{})
+		server := serve(t, httpsync.Config{
+			MaxCompressed: tc.most,
+			Rounds: runner(func(ctx context.Context, _ round.Identity, _ *ssp2.Request, w round.Writer) error {
+				if _, err := w.Write(response(100)); err != nil {
+					return err
+				}
+				if err := w.Flush(); err != nil {
+					return err
+				}
+				select {
+				case <-goOn:
+				case <-ctx.Done():
+				}
+				return nil
+			}),
+		})
+		packed := 0
+		var all []answered
+		for i := range tc.held {
+			res := open(t, server, codings[1+i%2])
+			all = append(all, res)
+			if res.header.Get("Content-Encoding") != "" {
+				packed++
+			}
+		}
+		require.Equal(t, tc.packed, packed)
+		close(goOn)
+		for _, res := range all {
+			plain, err := io.ReadAll(decoder(t, res.header.Get("Content-Encoding"), res.body))
+			require.NoError(t, err)
+			require.Equal(t, response(100), plain)
+		}
+	}
+}
+
+// TestCompressionEnds: what a response took of the bound is given back, however it ends.
+func TestCompressionEnds(t *testing.T) {
+	t.Parallel()
+	failing, broken := false, errors.New("broken")
+	h := newHandler(t, httpsync.Config{
+		MaxCompressed: 1,
+		Rounds: runner(func(_ context.Context, _ round.Identity, _ *ssp2.Request, w round.Writer) error {
+			if _, err := w.Write(response(100)); err != nil || !failing {
+				return err
+			}
+			return broken
+		}),
+	})
+	for range 3 {
+		for _, failing = range []bool{false, true} {
+			r := httptest.NewRequest(http.MethodPost, "/sync", bytes.NewReader(request(t)))
+			r.Header.Set("Content-Type", httpsync.ContentType)
+			r.Header.Set("Accept-Encoding", "zstd")
+			w := httptest.NewRecorder()
+			if failing {
+				require.Panics(t, func() { h.ServeHTTP(w, r) })
+			} else {
+				h.ServeHTTP(w, r)
+			}
+			require.Equal(t, "zstd", w.Header().Get("Content-Encoding"))
+		}
+	}
+}
+
+// BenchmarkEncoders is what a compressed response holds while it is under way, which is
+// what Config.MaxCompressed multiplies, and how well it packs rows of words.
+func BenchmarkEncoders(b *testing.B) {
+	r := rand.New(rand.NewPCG(1, 2))
+	words := make([]string, 3000)
+	for i := range words {
+		words[i] = strconv.FormatUint(r.Uint64()>>(8+r.IntN(40)), 36)
+	}
+	var body []byte
+	for len(body) < 4<<20 {
+		body = fmt.Appendf(body, "%016x%016x", r.Uint64(), r.Uint64())
+		for range 10 {
+			body = append(append(body, words[min(2999, int(r.ExpFloat64()*300))]...), ' ')
+		}
+	}
+	for _, coding := range codings[1:] {
+		b.Run(coding, func(b *testing.B) {
+			const n = 16
+			heap := func() uint64 {
+				runtime.GC()
+				runtime.GC() // what pools kept from the last one is gone
+				var m runtime.MemStats
+				runtime.ReadMemStats(&m)
+				return m.HeapAlloc
+			}
+			b.SetBytes(n * int64(len(body)))
+			var each, sent uint64
+			for b.Loop() {
+				before := heap()
+				taken, packed := httpsync.Compress(coding, body, n)
+				each, sent = (heap()-before)/n, uint64(packed)/n
+				runtime.KeepAlive(taken)
+			}
+			b.ReportMetric(float64(each)/(1<<20), "MiB/response")
+			b.ReportMetric(float64(sent)/float64(len(body)), "ratio")
 		})
 	}
 }

@@ -19,8 +19,8 @@ func (e *statusError) Error() string { return e.err.Error() }
 
 func (e *statusError) Unwrap() error { return e.err }
 
-// refuse answers with an error before anything else is written.
-func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
+// refuse answers with an error before anything else is written, and returns its code.
+func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) ssp2.Code {
 	e := round.Failure(err)
 	status := e.HTTPStatus()
 	if s, ok := errors.AsType[*statusError](err); ok {
@@ -28,6 +28,7 @@ func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	h.cfg.Logger.DebugContext(r.Context(), "request refused", "status", status, "error", e)
 	h.writeError(w, status, e)
+	return e.Code
 }
 
 // writeError writes the whole response: an error as JSON (§10.1).

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/internal/gate"
 	"github.com/syncpg/syncpg/round"
 	"github.com/syncpg/syncpg/ssp2"
@@ -20,6 +21,7 @@ import (
 const (
 	DefaultMaxRequestBytes = 16 << 20
 	DefaultWriteTimeout    = 30 * time.Second
+	DefaultMaxCompressed   = 128
 )
 
 // Runner runs one sync round; see [round.Engine.Run], whose contract it has.
@@ -52,13 +54,20 @@ type Config struct {
 	// holds the memory of what was read for it. 0: 30 s. Negative: no limit. It
 	// replaces the WriteTimeout of the http.Server, which bounds a whole response.
 	WriteTimeout time.Duration
+	// MaxCompressed is how many responses are compressed at once, each of which holds about
+	// 1 MiB for as long as its client takes; further ones go out as they are. 0: 128.
+	// Negative: no bound.
+	MaxCompressed int
+	// Events receives events.SegmentServed for every GET of a segment. nil: nobody is told.
+	Events events.Sink
 	// Logger gets failures, and refused requests at debug level. nil: nothing is
 	// logged.
 	Logger *slog.Logger
 }
 
 type handler struct {
-	cfg Config
+	cfg         Config
+	compressing compressions
 
 	mu    sync.Mutex
 	probe *probe // the one that runs, nil for none
@@ -78,13 +87,18 @@ func New(cfg Config) (http.Handler, error) {
 	if cfg.WriteTimeout == 0 {
 		cfg.WriteTimeout = DefaultWriteTimeout
 	}
+	if cfg.MaxCompressed == 0 {
+		cfg.MaxCompressed = DefaultMaxCompressed
+	}
 	if cfg.Ready == nil {
 		cfg.Ready = func(context.Context) []Check { return nil }
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	cfg.Events = events.Safe(cfg.Events, cfg.Logger)
 	h := &handler{cfg: cfg}
+	h.compressing.most = int64(cfg.MaxCompressed)
 	mux := http.NewServeMux()
 	mux.HandleFunc("/sync", h.sync)
 	mux.HandleFunc("/segments/{id}", h.segment)
@@ -107,7 +121,7 @@ func (h *handler) allow(w http.ResponseWriter, r *http.Request, methods ...strin
 // sync is POST /sync.
 func (h *handler) sync(w http.ResponseWriter, r *http.Request) {
 	w.Header().Add("Vary", "Accept-Encoding")
-	out := newResponse(w, negotiate(r.Header["Accept-Encoding"]), h.cfg.WriteTimeout)
+	out := h.newResponse(w, negotiate(r.Header["Accept-Encoding"]))
 	defer out.finished()
 	defer out.release()
 	defer h.contain(w, r, out)

@@ -23,18 +23,20 @@ type response struct {
 	coding    coding
 	held      []byte
 	enc       encoder // nil: not compressed, or not begun
-	committed bool    // the status is out
+	limit     *compressions
+	committed bool // the status is out
 	describe  func(header http.Header)
 
 	received int64 // bytes of the request's body
 	report   func(received, sent int64)
 }
 
-func newResponse(w http.ResponseWriter, c coding, timeout time.Duration) *response {
+func (h *handler) newResponse(w http.ResponseWriter, c coding) *response {
 	return &response{
 		w:      w,
-		out:    newDeadlineWriter(w, timeout),
+		out:    newDeadlineWriter(w, h.cfg.WriteTimeout),
 		coding: c,
+		limit:  &h.compressing,
 		describe: func(header http.Header) {
 			header.Set("Content-Type", ContentType)
 			header.Set("Cache-Control", "no-store")
@@ -96,6 +98,9 @@ func (r *response) finish() error {
 func (r *response) begin() error {
 	header := r.w.Header()
 	r.describe(header)
+	if r.coding != identity && !r.limit.begin() {
+		r.coding = identity
+	}
 	if r.coding != identity {
 		header.Set("Content-Encoding", string(r.coding))
 		r.enc = encoders[r.coding].get(&r.out)
@@ -135,6 +140,7 @@ func (r *response) release() {
 	if r.enc != nil {
 		encoders[r.coding].put(r.enc)
 		r.enc = nil
+		r.limit.end()
 	}
 	r.out.clear()
 }

@@ -8,8 +8,10 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
+	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/round"
 	"github.com/syncpg/syncpg/ssp2"
@@ -40,25 +42,34 @@ func (h *handler) segment(w http.ResponseWriter, r *http.Request) {
 	} else {
 		w.Header().Add("Vary", "Authorization, "+ScopesHeader+", Accept-Encoding")
 	}
-	out := newResponse(w, accepted, h.cfg.WriteTimeout)
+	out := h.newResponse(w, accepted)
+	told := &events.SegmentServed{Signed: signed}
+	if id := r.PathValue("id"); segment.ValidID(id) {
+		told.SegmentID = id
+	}
+	defer h.tell(r, out, told, time.Now())
 	defer out.release()
 	defer h.contain(w, r, out)
 
 	if !h.allow(w, r, http.MethodGet, http.MethodHead) {
 		return
 	}
-	m, body, err := h.open(r, token, signed)
+	told.Code = ssp2.CodeInternalError // unless it comes to something else
+	m, body, err := h.open(r, token, told)
 	if err != nil {
-		h.refuse(w, r, err)
+		told.Code = h.refuse(w, r, err)
 		return
 	}
 	defer func() { _ = body.Close() }()
+	told.Code, told.Broken = "", true // until it is out
+	told.Partition, told.Table, told.MediaType, told.Bytes = m.Partition, m.Table, m.MediaType, m.ByteLength
 	out.describe = func(header http.Header) { describeSegment(header, m) }
 	switch {
 	case matches(r.Header["If-None-Match"], etag(m)):
 		describeSegment(w.Header(), m)
 		w.Header().Del("Content-Type")
 		w.WriteHeader(http.StatusNotModified)
+		told.Broken, told.NotModified = false, true
 		return
 	case r.Method == http.MethodHead:
 		describeSegment(w.Header(), m)
@@ -78,13 +89,23 @@ func (h *handler) segment(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case err == nil:
+		told.Broken = false
 	case out.committed:
 		h.cfg.Logger.DebugContext(r.Context(), "segment cut short", "segment", m.ID, "error", err)
 		panic(http.ErrAbortHandler)
 	default:
 		w.Header().Del("Content-Length")
-		h.refuse(w, r, err)
+		told.Code, told.Broken = h.refuse(w, r, err), false
 	}
+}
+
+// tell tells of a download that began then and is over.
+func (h *handler) tell(r *http.Request, out *response, told *events.SegmentServed, began time.Time) {
+	if h.cfg.Events == nil || r.Method != http.MethodGet {
+		return
+	}
+	told.Duration, told.BytesSent = time.Since(began), out.out.written
+	events.Emit(context.WithoutCancel(r.Context()), h.cfg.Events, *told) // the client may have left
 }
 
 // signedToken returns the token of a signed URL, whatever else is in its query.
@@ -96,9 +117,10 @@ func signedToken(u *url.URL) (token string, signed bool) {
 	return q.Get("st"), q.Has("st")
 }
 
-func (h *handler) open(r *http.Request, token string, signed bool) (segment.Meta, io.ReadCloser, error) {
+// open opens the segment that was asked for, and notes who asked.
+func (h *handler) open(r *http.Request, token string, told *events.SegmentServed) (segment.Meta, io.ReadCloser, error) {
 	id := r.PathValue("id")
-	if signed {
+	if told.Signed {
 		if h.cfg.Segments == nil {
 			return segment.Meta{}, nil, ssp2.Errorf(ssp2.CodeNotFound, "there is no such segment")
 		}
@@ -108,6 +130,7 @@ func (h *handler) open(r *http.Request, token string, signed bool) (segment.Meta
 	if err != nil {
 		return segment.Meta{}, nil, err
 	}
+	told.Partition, told.Actor = who.Partition, who.Actor
 	requested, err := requestedScopes(r.Header)
 	if err != nil {
 		return segment.Meta{}, nil, err

@@ -2,9 +2,11 @@ package httpsync_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -16,6 +18,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
 
+	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/httpsync"
 	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/round"
@@ -25,7 +28,8 @@ import (
 // shelf has one segment and writes down how it is asked for.
 type shelf struct {
 	body      []byte
-	reader    io.Reader // instead of body
+	reader    io.Reader     // instead of body
+	described *segment.Meta // instead of what follows from body
 	err       error
 	id        round.Identity
 	segmentID string
@@ -35,6 +39,9 @@ type shelf struct {
 }
 
 func (s *shelf) meta() segment.Meta {
+	if s.described != nil {
+		return *s.described
+	}
 	return segment.Meta{ID: segment.ID(s.body), ByteLength: int64(len(s.body))}
 }
 
@@ -155,6 +162,115 @@ func TestSegmentRevalidation(t *testing.T) {
 	s.err = ssp2.Errorf(ssp2.CodeForbidden, "no")
 	w = getSegment(t, s, http.MethodGet, "", http.Header{httpsync.ScopesHeader: {scopes}, "If-None-Match": {tag}})
 	require.Equal(t, http.StatusForbidden, w.Code)
+}
+
+// told is a sink that keeps what it is told of segments.
+type told []events.SegmentServed
+
+func (s *told) Emit(_ context.Context, e events.Event) {
+	if e, ok := e.(events.SegmentServed); ok {
+		*s = append(*s, e)
+	}
+}
+
+// TestSegmentEvents: every download is told of, how it ended, and to whom it went as far as
+// that is known.
+func TestSegmentEvents(t *testing.T) {
+	t.Parallel()
+	body := bytes.Repeat([]byte("0123456789"), 500)
+	id := segment.ID(body)
+	rows := segment.Meta{Key: segment.Key{Partition: "acme", Table: "items", MediaType: ssp2.MediaRows}, ID: id, ByteLength: 5000}
+	known := events.SegmentServed{Partition: "acme", Actor: "ada", SegmentID: id, Table: "items", MediaType: ssp2.MediaRows, Bytes: 5000}
+	refused := events.SegmentServed{Partition: "acme", Actor: "ada", SegmentID: id}
+	for _, tc := range []struct {
+		name   string
+		shelf  shelf
+		method string
+		target string
+		header http.Header
+		panics bool
+		want   func() []events.SegmentServed
+	}{
+		{name: "sent", want: func() []events.SegmentServed { e := known; e.BytesSent = 5000; return []events.SegmentServed{e} }},
+		{name: "not modified", header: http.Header{"If-None-Match": {`"` + id + `"`}}, want: func() []events.SegmentServed { e := known; e.NotModified = true; return []events.SegmentServed{e} }},
+		{name: "headers only", method: http.MethodHead, want: func() []events.SegmentServed { return nil }},
+		{name: "by URL", target: "/segments/" + id + "?st=x", want: func() []events.SegmentServed {
+			e := known
+			e.Actor, e.Signed, e.BytesSent = "", true, 5000
+			return []events.SegmentServed{e}
+		}},
+		{name: "by URL, refused", target: "/segments/" + id + "?st=x", shelf: shelf{err: ssp2.Errorf(ssp2.CodeForbidden, "no")}, want: func() []events.SegmentServed {
+			return []events.SegmentServed{{SegmentID: id, Signed: true, Code: ssp2.CodeForbidden}}
+		}},
+		{name: "refused", shelf: shelf{err: ssp2.Errorf(ssp2.CodeSegmentExpired, "no")}, want: func() []events.SegmentServed {
+			e := refused
+			e.Code = ssp2.CodeSegmentExpired
+			return []events.SegmentServed{e}
+		}},
+		{name: "no id", target: "/segments/x", shelf: shelf{err: ssp2.Errorf(ssp2.CodeNotFound, "no")}, want: func() []events.SegmentServed {
+			e := refused
+			e.SegmentID, e.Code = "", ssp2.CodeNotFound
+			return []events.SegmentServed{e}
+		}},
+		{name: "no scopes", header: http.Header{httpsync.ScopesHeader: nil}, want: func() []events.SegmentServed {
+			e := refused
+			e.Code = ssp2.CodeInvalidRequest
+			return []events.SegmentServed{e}
+		}},
+		{name: "nobody", header: http.Header{"Authorization": {"nobody"}}, want: func() []events.SegmentServed {
+			return []events.SegmentServed{{SegmentID: id, Code: ssp2.CodeAuthRequired}}
+		}},
+		{name: "a panic", header: http.Header{"Authorization": {"panic"}}, want: func() []events.SegmentServed {
+			return []events.SegmentServed{{SegmentID: id, Code: ssp2.CodeInternalError}}
+		}},
+		{name: "gone before the first byte", shelf: shelf{reader: iotest.ErrReader(segment.ErrCutShort)}, want: func() []events.SegmentServed {
+			e := known
+			e.Code = ssp2.CodeInternalError
+			return []events.SegmentServed{e}
+		}},
+		{
+			name: "gone in the middle", panics: true,
+			shelf: shelf{reader: io.MultiReader(bytes.NewReader(body[:2000]), iotest.ErrReader(segment.ErrCutShort))},
+			want: func() []events.SegmentServed {
+				e := known
+				e.Broken, e.BytesSent = true, 2000
+				return []events.SegmentServed{e}
+			},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			var got told
+			s := &tc.shelf
+			s.body, s.described = body, &rows
+			h := newHandler(t, httpsync.Config{
+				Rounds: noRound(t), Segments: s, Events: &got,
+				Authenticate: func(r *http.Request) (round.Identity, error) {
+					switch r.Header.Get("Authorization") {
+					case "nobody":
+						return round.Identity{}, errors.New("who?")
+					case "panic":
+						panic("authenticating")
+					}
+					return round.Identity{Actor: "ada", Partition: "acme"}, nil
+				},
+			})
+			r := httptest.NewRequest(cmp.Or(tc.method, http.MethodGet), cmp.Or(tc.target, "/segments/"+id), nil)
+			r.Header.Set(httpsync.ScopesHeader, scopes)
+			maps.Copy(r.Header, tc.header)
+			serve := func() { h.ServeHTTP(httptest.NewRecorder(), r) }
+			if tc.panics {
+				require.Panics(t, serve)
+			} else {
+				serve()
+			}
+			for i := range got {
+				require.Positive(t, got[i].Duration)
+				got[i].Duration = 0
+			}
+			require.Equal(t, tc.want(), []events.SegmentServed(got))
+		})
+	}
 }
 
 // TestSegmentRefusals: with the status and code of §10.2, never a byte of a segment.

@@ -7,20 +7,28 @@ import (
 	"net/url"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/coder/websocket"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/syncpg/syncpg"
+	"github.com/syncpg/syncpg/internal/client"
 	"github.com/syncpg/syncpg/internal/pgtest"
+	"github.com/syncpg/syncpg/retention"
 	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
 // startInstance starts a node with its background work.
-func startInstance(t *testing.T, dsn string, s *schema.Schema) *node {
+func startInstance(t *testing.T, dsn string, s *schema.Schema, change ...func(*syncpg.Config)) *node {
 	t.Helper()
-	n, err := startNode(dsn, 4, worldConfig(s))
+	cfg := worldConfig(s)
+	for _, f := range change {
+		f(&cfg)
+	}
+	n, err := startNode(dsn, 4, cfg)
 	require.NoError(t, err)
 	require.NoError(t, n.server.Start(t.Context()))
 	t.Cleanup(func() {
@@ -238,6 +246,66 @@ func TestADeltaCrossesInstances(t *testing.T) {
 	require.Equal(t, "five", reader.titles["i"])
 	require.Zero(t, reader.pulls, "all of it came as deltas")
 	require.Len(t, reader.deltas, int(reader.cursor-start), "each once")
+}
+
+// TestARotationReachesRunningInstances: an epoch that is rotated past the servers, as
+// `syncpg epoch rotate` does, is known to all of them at once (§2.1): their sockets are told
+// to reset, although nobody polls and the clock in which epochs are remembered stands still.
+func TestARotationReachesRunningInstances(t *testing.T) {
+	t.Parallel()
+	s := worldSchema(t)
+	db := pgtest.New(t, pgtest.Options{Setup: installWorld(s), TemplateKey: "world"})
+	still := func(c *syncpg.Config) {
+		c.Clock = func() time.Time { return time.UnixMilli(1_790_000_000_000) }
+		c.Realtime.PollInterval = time.Hour
+	}
+	a, b := startInstance(t, db.DSN, s, still), startInstance(t, db.DSN, s, still)
+	listening(t, db.Pool)
+	readers := []*subscriber{subscribe(t, a, redDevice(t, s, a, "one")), subscribe(t, b, redDevice(t, s, b, "two"))}
+	_, err := readers[0].device.title(t.Context(), "i", "one")
+	require.NoError(t, err)
+	for _, r := range readers {
+		r.reaches(1)
+	}
+	operator, err := retention.New(db.Pool, retention.Config{})
+	require.NoError(t, err)
+	rotations := map[string]func() error{
+		"one": func() error { _, err := operator.RotateEpoch(t.Context(), "p1"); return err },
+		"all": func() error { _, err := operator.RotateEpochs(t.Context()); return err },
+	}
+	for name, rotate := range rotations {
+		before := readers[0].device.Epoch()
+		require.NoError(t, rotate())
+		for _, r := range readers {
+			r.told(ssp2.WakeResetRequired)
+			_, err := r.device.Pull(t.Context())
+			require.ErrorIs(t, err, client.ErrReset, name)
+			require.NotEqual(t, before, r.device.Epoch(), name)
+			_, err = r.device.CatchUp(t.Context())
+			require.NoError(t, err)
+			require.Len(t, r.device.Rows("items"), 1)
+		}
+	}
+}
+
+// told takes messages until there is a wake-up, which must have that reason.
+func (s *subscriber) told(reason ssp2.WakeReason) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	defer cancel()
+	for {
+		kind, message, err := s.conn.Read(ctx)
+		require.NoError(s.t, err, "waiting for a wake-up")
+		if kind == websocket.MessageBinary {
+			continue
+		}
+		ev, err := ssp2.ParseServerEvent(message)
+		require.NoError(s.t, err)
+		if wake, ok := ev.(*ssp2.Wake); ok {
+			require.Equal(s.t, reason, wake.Reason)
+			return
+		}
+	}
 }
 
 func TestInstancesSurviveARestartOfTheDatabase(t *testing.T) {

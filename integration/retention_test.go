@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/syncpg/syncpg"
 	"github.com/syncpg/syncpg/internal/client"
 	"github.com/syncpg/syncpg/internal/pgtest"
 	"github.com/syncpg/syncpg/retention"
@@ -200,6 +201,53 @@ func TestBootstrapResumesElsewhere(t *testing.T) {
 		require.NoError(t, a.replica(interrupted.device, table.Name, nil))
 	}
 	t.Logf("%d rounds, %d moves", rounds, h.moves)
+}
+
+// TestPruningPastABootstrap: a bootstrap that stopped between two pages, and whose pin is
+// below the horizon when it goes on, has to begin anew (§4.7) in a way that makes the client
+// clear what it has (§5.6): a row of the first page was deleted, and no commit tells.
+func TestPruningPastABootstrap(t *testing.T) {
+	t.Parallel()
+	s := worldSchema(t)
+	db := pgtest.New(t, pgtest.Options{Setup: installWorld(s), TemplateKey: "the schema of the world"})
+	pruner, err := retention.New(db.Pool, retention.Config{Policy: retention.Policy{KeepCommits: -1, ActiveWindow: -1}})
+	require.NoError(t, err)
+	for name, change := range map[string]func(*syncpg.Config){
+		"with a store": func(*syncpg.Config) {}, "without": func(c *syncpg.Config) { c.SegmentTTL = -1 },
+	} {
+		f := newFront(t)
+		cfg := worldConfig(s)
+		change(&cfg)
+		f.serve(t, db.Pool, cfg)
+		for _, wire := range []ssp2.WireVersion{ssp2.WireV1, ssp2.WireV2, ssp2.WireV3} {
+			t.Run(fmt.Sprint("wire version ", wire, " ", name), func(t *testing.T) {
+				t.Parallel()
+				partition := fmt.Sprint("passed ", wire, name)
+				writer := newRestoredDevice(t, s, f.url, partition, "writer", wire)
+				for i := range 6 {
+					require.NoError(t, writer.deliver(t.Context(), writer.written(t, fmt.Sprint("c", i), fmt.Sprint("i", i), "title")))
+				}
+				d, err := newDevice(s, deviceConfig{url: f.url, partition: partition, actor: "ada", id: "slow", wire: wire, limits: [3]int32{100, 2, 1}})
+				require.NoError(t, err)
+				require.NoError(t, d.Acquire(t.Context()))
+				require.NoError(t, d.Subscribe("items", "items", ssp2.ScopeMap{"team": {"red"}}))
+				_, err = d.Pull(t.Context())
+				require.NoError(t, err)
+				require.Len(t, d.Rows("items"), 2)
+				for id := range d.Rows("items") {
+					require.NoError(t, writer.deliver(t.Context(), &sentCommit{commit: ssp2.PushCommit{
+						ClientCommitID: "delete " + id, Operations: []ssp2.Operation{{Table: "items", RowID: id, Op: ssp2.OpDelete}},
+					}}))
+				}
+				result, err := pruner.Prune(t.Context(), partition, nil)
+				require.NoError(t, err)
+				require.Equal(t, int64(8), result.Horizon)
+				_, err = d.CatchUp(t.Context())
+				require.NoError(t, err)
+				require.Len(t, d.Rows("items"), 4)
+			})
+		}
+	}
 }
 
 // TestBootstrapSeedsVersions is scenario 9: versions that came in segments are as good for

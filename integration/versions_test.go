@@ -5,10 +5,14 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strconv"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/syncpg/syncpg"
@@ -46,6 +50,7 @@ const (
 // versioned is a server of two schema versions.
 type versioned struct {
 	url      string
+	pool     *pgxpool.Pool
 	old, new *syncpg.Schema
 }
 
@@ -60,6 +65,7 @@ func newVersioned(t *testing.T, change func(*syncpg.Config)) *versioned {
 	db := pgtest.New(t, pgtest.Options{TemplateKey: "two schema versions", Setup: func(ctx context.Context, conn *pgx.Conn) error {
 		return schemaddl.Install(ctx, conn, v.new, schemaddl.Options{})
 	}})
+	v.pool = db.Pool
 	cfg := syncpg.Config{
 		Schema: v.new, OlderSchemas: []*syncpg.Schema{v.old},
 		Authenticate: func(*http.Request) (syncpg.Identity, error) {
@@ -222,6 +228,33 @@ func TestOlderClientsSyncInTheirRowCodec(t *testing.T) {
 			}, fresh.rows())
 		})
 	}
+}
+
+// TestHowManyDevicesHaveAVersion: the query that OPERATING.md gives for it counts devices,
+// and not their subscriptions.
+func TestHowManyDevicesHaveAVersion(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(filepath.Join("..", "OPERATING.md"))
+	require.NoError(t, err)
+	query := regexp.MustCompile("(?s)```sql\n([^`]*'schemaVersion'[^`]*)```").FindSubmatch(text)
+	require.NotNil(t, query)
+
+	v := newVersioned(t, nil)
+	for _, id := range []string{"1", "2"} {
+		d := v.device(t, "old "+id, v.old, ssp2.WireV2)
+		require.NoError(t, d.Subscribe("more", "tasks", ssp2.ScopeMap{"team_id": {"b"}}))
+		d.rows()
+	}
+	v.device(t, "new", v.new, ssp2.WireV2).rows()
+	rows, err := v.pool.Query(t.Context(), string(query[1]))
+	require.NoError(t, err)
+	type line struct {
+		Version string
+		Devices int
+	}
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[line])
+	require.NoError(t, err)
+	require.ElementsMatch(t, []line{{"2", 2}, {"3", 1}}, found)
 }
 
 // TestConflictsOfOlderClients: row and columns of a conflict are those of the client's

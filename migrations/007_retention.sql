@@ -300,7 +300,7 @@ $$;
 comment on function syncpg.sync_list_prunable_partitions(text, bigint, integer) is
   'The first p_limit partitions after p_after, in byte order, whose log holds more than p_more_than commits. Takes no locks.';
 
-create function syncpg.sync_rotate_epoch(p_partition text)
+create function syncpg.sync_renew_epoch(p_partition text)
 returns table (previous_epoch text, log_epoch text, clients bigint)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -321,7 +321,7 @@ begin
   update syncpg.sync_partition_registry as r
      set log_epoch = replace(gen_random_uuid()::text, '-', ''), epoch_required = true
    where r.partition = p_partition
-  returning r.log_epoch into sync_rotate_epoch.log_epoch;
+  returning r.log_epoch into sync_renew_epoch.log_epoch;
   update syncpg.sync_clients as c set cursor = null, subscriptions = null, wire_version = null
    where c.partition = p_partition and (c.cursor is not null or c.subscriptions is not null or c.wire_version is not null);
   get diagnostics clients = row_count;
@@ -330,8 +330,27 @@ begin
   return next;
 end
 $$;
+comment on function syncpg.sync_renew_epoch(text) is
+  'For sync_rotate_epoch and sync_rotate_epochs: gives a partition a new log epoch that nobody can guess, requires it from now on, so that wire version 1 is refused, and deletes what its clients'' pulls left: cursor, subscriptions, wire version (§2.1), auth lease (§7.3). The actor that a client belongs to stays, since nobody else may ask for its outcomes. Returns the epochs, NULL when there is no such partition, and the number of clients. Locks: the partition''s row of sync_partitions FOR UPDATE, the registry row, the clients, their leases.';
+
+create function syncpg.sync_rotate_epoch(p_partition text)
+returns table (previous_epoch text, log_epoch text, clients bigint)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+  select e.previous_epoch, e.log_epoch, e.clients
+    into sync_rotate_epoch.previous_epoch, sync_rotate_epoch.log_epoch, sync_rotate_epoch.clients
+    from syncpg.sync_renew_epoch(p_partition) as e;
+  if log_epoch is not null then
+    perform pg_notify('syncpg', 'e' || json_build_array(p_partition)::text);
+  end if;
+  return next;
+end
+$$;
 comment on function syncpg.sync_rotate_epoch(text) is
-  'Gives a partition a new log epoch that nobody can guess, requires it from now on, so that wire version 1 is refused, and deletes what its clients'' pulls left: cursor, subscriptions, wire version (§2.1), auth lease (§7.3). The actor that a client belongs to stays, since nobody else may ask for its outcomes. Returns the epochs, NULL when there is no such partition, and the number of clients. Locks: the partition''s row of sync_partitions FOR UPDATE, the registry row, the clients, their leases.';
+  'Gives a partition a new log epoch (sync_renew_epoch), and tells the servers that listen, once it is committed. Returns the epochs, NULL when there is no such partition, and the number of clients. Locks: those of sync_renew_epoch, and at the commit the notification queue of the database.';
 
 create function syncpg.sync_rotate_epochs(p_now bigint)
 returns table (partitions bigint, clients bigint)
@@ -349,15 +368,16 @@ begin
   on conflict (partition) do nothing;
   lock table syncpg.sync_partition_registry in share row exclusive mode;
   for v_partition in select r.partition from syncpg.sync_partition_registry as r order by r.partition loop
-    select e.clients into v_clients from syncpg.sync_rotate_epoch(v_partition) as e;
+    select e.clients into v_clients from syncpg.sync_renew_epoch(v_partition) as e;
     partitions := partitions + 1;
     clients := clients + v_clients;
   end loop;
+  perform pg_notify('syncpg', 'e');
   return next;
 end
 $$;
 comment on function syncpg.sync_rotate_epochs(bigint) is
-  'Rotates the epoch of every partition (sync_rotate_epoch), all or none, and requires it of the partitions that are made from now on: one that a restored backup does not know has clients too. Returns how many partitions, and clients with a cursor, there were. Locks: the registry, SHARE ROW EXCLUSIVE, so that none is made meanwhile; then every partition.';
+  'Rotates the epoch of every partition (sync_renew_epoch), all or none, tells the servers that listen once that is committed, and requires it of the partitions that are made from now on: one that a restored backup does not know has clients too. Returns how many partitions, and clients with a cursor, there were. Locks: the registry, SHARE ROW EXCLUSIVE, so that none is made meanwhile; then every partition; at the commit the notification queue of the database.';
 
 revoke execute on all functions in schema syncpg from public;
 insert into syncpg.sync_migrations (version, breaking) values (7, false);
@@ -366,6 +386,7 @@ insert into syncpg.sync_migrations (version, breaking) values (7, false);
 
 drop function syncpg.sync_rotate_epochs(bigint);
 drop function syncpg.sync_rotate_epoch(text);
+drop function syncpg.sync_renew_epoch(text);
 drop function syncpg.sync_list_prunable_partitions(text, bigint, integer);
 drop function syncpg.sync_compact_log(text, text, bigint, bigint, integer, boolean);
 drop function syncpg.sync_prune_log(text, text, bigint, bigint, bigint, integer, boolean);

@@ -54,6 +54,7 @@ var functions = map[string]string{
 	"sync_record_acks":              "volatile",
 	"sync_record_client":            "volatile",
 	"sync_record_outcomes":          "volatile",
+	"sync_renew_epoch":              "volatile",
 	"sync_retry_reaction":           "volatile",
 	"sync_rotate_epoch":             "volatile",
 	"sync_rotate_epochs":            "volatile",

@@ -1,7 +1,6 @@
 package realtime
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -57,11 +57,12 @@ type conn struct {
 	mu         sync.Mutex
 	closed     bool // nothing is queued any more
 	queue      []item
-	deltaBytes int  // of the deltas in queue
-	textBytes  int  // of the texts in queue
-	writing    bool // a goroutine writes what is in queue
-	pinged     bool // a ping waits for its answer
-	leaving    bool // the server goes away; no further round begins
+	deltaBytes int    // of the deltas in queue
+	textBytes  int    // of the texts in queue
+	writing    bool   // a goroutine writes what is in queue
+	batch      *batch // who sees to it that it is written, nil: a goroutine of its own
+	pinged     bool   // a ping waits for its answer
+	leaving    bool   // the server goes away; no further round begins
 	writers    sync.WaitGroup
 	pings      sync.WaitGroup
 
@@ -98,7 +99,7 @@ type item struct {
 	event *presenceEvent
 	chunk []byte // of a response, as a round writer made it
 	done  chan<- error
-	wake  bool
+	wake  *ssp2.Wake // filled in when it is written
 	close *closing
 }
 
@@ -113,127 +114,219 @@ func (c *conn) eventSession() events.Session {
 	return events.Session{Partition: c.id.Partition, Actor: c.id.Actor, ClientID: c.name, SessionID: c.session}
 }
 
-// netConn bounds every write to a connection.
-type netConn struct {
-	net.Conn
-	timeout atomic.Int64 // a time.Duration
-}
-
-// closeWithin bounds what is left to do for a connection that the server closes.
-const closeWithin = 5 * time.Second
-
-// hurry gives reads and writes, those under way included, little time.
-func (n *netConn) hurry() {
-	n.timeout.Store(int64(closeWithin))
-	_ = n.SetDeadline(time.Now().Add(closeWithin))
-}
-
-// writeStep is how much a client must take within the write timeout.
-const writeStep = 64 << 10
-
-func (n *netConn) Write(p []byte) (int, error) {
-	written := 0
-	for written < len(p) {
-		_ = n.SetWriteDeadline(time.Now().Add(time.Duration(n.timeout.Load())))
-		m, err := n.Conn.Write(p[written:min(written+writeStep, len(p))])
-		written += m
-		if err != nil {
-			return written, err //nolint:wrapcheck // a connection's errors are compared
-		}
-	}
-	return written, nil
-}
-
 // kill ends a connection at once. It never blocks.
 func (c *conn) kill() { _ = c.net.Close() }
 
 // push queues an item and sees that it is written. c.mu is held.
 func (c *conn) push(it item) {
+	switch {
+	case !c.queued(it):
+	case c.batch != nil:
+		c.batch.conns = append(c.batch.conns, c)
+	default:
+		go c.drain()
+	}
+}
+
+// batch is connections that have something to be written at the same time.
+type batch struct{ conns []*conn }
+
+// flushTogether is how many connections of a batch share a goroutine: starting one costs
+// about a fifth of writing a message.
+const flushTogether = 32
+
+// flush sees that it is written.
+func (b *batch) flush() {
+	for part := range slices.Chunk(b.conns, flushTogether) {
+		go func() {
+			for _, c := range part {
+				c.flush()
+			}
+		}()
+	}
+	b.conns = nil
+}
+
+// queued queues an item. true: nobody writes yet, and the caller is to see to it, by drain
+// or flush. c.mu is held.
+func (c *conn) queued(it item) bool {
 	if c.closed {
-		return
+		return false
 	}
 	if it.chunk == nil && it.close == nil && (len(c.queue) >= maxWaiting || c.textBytes+len(it.text) > maxWaitingText) {
 		// It takes neither deltas, which are bounded before, nor events.
 		c.closed = true
 		c.hub.log.DebugContext(c.values, "client closed: it does not read", "client", c.name, "partition", c.id.Partition)
 		c.kill()
-		return
+		return false
 	}
 	c.queue = append(c.queue, it)
 	c.textBytes += len(it.text)
-	if !c.writing {
-		c.writing = true
-		c.hub.activity.begin()
-		c.writers.Add(1)
-		go c.drain()
+	if c.writing {
+		return false
 	}
+	c.writing = true
+	c.hub.activity.begin()
+	c.writers.Add(1)
+	return true
+}
+
+// unqueue takes the next item, or ends the writing when there is none.
+func (c *conn) unqueue() (it item, more bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.queue) == 0 {
+		c.writing = false
+		if cap(c.queue) > 16 {
+			c.queue = nil
+		} else {
+			c.queue = c.queue[:0]
+		}
+		return item{}, false
+	}
+	it = c.queue[0]
+	c.queue[0] = item{}
+	c.queue = c.queue[1:]
+	switch {
+	case it.wake != nil:
+		it.wake = &ssp2.Wake{Reason: c.wakeReason, Cursor: max(c.p.latest.Load(), c.observed), TimestampMs: c.hub.nowMs()}
+		c.wakeReason = ""
+	case it.delta != nil:
+		c.deltaBytes -= it.delta.size
+	}
+	c.textBytes -= len(it.text)
+	return it, true
 }
 
 // drain writes what is queued until nothing is.
-func (c *conn) drain() {
+func (c *conn) drain() { c.drainFrom(nil) }
+
+// drainFrom is drain, behind something that is under way.
+func (c *conn) drainFrom(begun func() error) {
 	defer c.writers.Done()
 	defer c.hub.activity.end()
 	var failed error
+	if begun != nil {
+		failed = begun()
+	}
 	for {
-		c.mu.Lock()
-		if len(c.queue) == 0 {
-			c.writing = false
-			if cap(c.queue) > 16 {
-				c.queue = nil
-			} else {
-				c.queue = c.queue[:0]
-			}
-			c.mu.Unlock()
+		if failed != nil {
+			c.kill()
+		}
+		it, more := c.unqueue()
+		if !more {
 			return
 		}
-		it := c.queue[0]
-		c.queue[0] = item{}
-		c.queue = c.queue[1:]
-		var wake *ssp2.Wake
-		switch {
-		case it.wake:
-			wake = &ssp2.Wake{Reason: c.wakeReason, Cursor: max(c.p.latest.Load(), c.observed), TimestampMs: c.hub.nowMs()}
-			c.wakeReason = ""
-		case it.delta != nil:
-			c.deltaBytes -= it.delta.size
-		}
-		c.textBytes -= len(it.text)
-		c.mu.Unlock()
 		if failed == nil {
-			failed = c.write(it, wake)
+			failed = c.write(it)
 		}
 		if it.done != nil {
 			it.done <- failed
 		}
-		if failed != nil {
-			c.kill()
-		}
 	}
 }
 
-// buffers holds *bytes.Buffer for messages.
-var buffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+// flush writes what is queued, as long as that needs no waiting. What does is left to a
+// goroutine: whoever flushes has other connections to see to.
+func (c *conn) flush() {
+	for {
+		it, more := c.unqueue()
+		if !more {
+			c.hub.activity.end()
+			c.writers.Done()
+			return
+		}
+		frame, release := c.frame(it)
+		if frame == nil {
+			go c.drainFrom(func() error { return c.writeLast(it) })
+			return
+		}
+		began, rest, err := c.net.offer(frame)
+		switch {
+		case err != nil:
+			release()
+			go c.drainFrom(func() error { return err })
+			return
+		case rest != nil:
+			go c.drainFrom(func() error {
+				defer release()
+				if err := c.net.finish(rest); err != nil {
+					return err
+				}
+				c.sent(it, frame)
+				return nil
+			})
+			return
+		case !began:
+			release()
+			go c.drainFrom(func() error { return c.writeLast(it) })
+			return
+		}
+		c.sent(it, frame)
+		release()
+	}
+}
+
+// writeLast writes an item and says so.
+func (c *conn) writeLast(it item) error {
+	err := c.write(it)
+	if it.done != nil {
+		it.done <- err
+	}
+	return err
+}
+
+// buffers holds *[]byte for messages that are made for one connection.
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// frame returns an item as a whole frame of the WebSocket, nil when it is none or cannot be
+// one. Afterwards the frame is to be released.
+func (c *conn) frame(it item) (frame []byte, release func()) {
+	room := func(size int) (buf *[]byte, release func()) {
+		buf, _ = buffers.Get().(*[]byte)
+		*buf = slices.Grow((*buf)[:0], maxFrameHeader+size)[:maxFrameHeader]
+		return buf, func() {
+			if cap(*buf) <= 1<<20 {
+				buffers.Put(buf)
+			}
+		}
+	}
+	switch {
+	case it.delta != nil && it.delta.framed != nil:
+		return it.delta.framed, func() {}
+	case it.delta != nil:
+		buf, release := room(it.delta.size)
+		message, err := it.delta.append(*buf, c.hub.cfg.Schema.Version)
+		if err != nil {
+			release()
+			return nil, nil
+		}
+		*buf = message
+		return framed(message, binaryFrame), release
+	case it.wake != nil:
+		buf, release := room(128)
+		text, err := ssp2.AppendControl(*buf, it.wake)
+		if err != nil {
+			release()
+			return nil, nil
+		}
+		*buf = text
+		return framed(text, textFrame), release
+	default:
+		return nil, nil
+	}
+}
 
 // write writes one item.
-func (c *conn) write(it item, wake *ssp2.Wake) error {
+func (c *conn) write(it item) error {
 	ctx := c.values // netConn bounds it
 	switch {
 	case it.close != nil:
 		c.net.hurry()
 		_ = c.ws.Close(it.close.code, it.close.reason)
 		return net.ErrClosed
-	case wake != nil:
-		text, err := ssp2.AppendControl(nil, wake)
-		if err != nil {
-			return fmt.Errorf("encoding a wake-up: %w", err)
-		}
-		if err := c.ws.Write(ctx, websocket.MessageText, text); err != nil {
-			return err //nolint:wrapcheck // it ends the connection
-		}
-		events.Emit(ctx, c.hub.cfg.Events, events.RealtimeWakeSent{Session: c.eventSession(), Reason: wake.Reason})
-		return nil
 	case it.text != nil:
-		return c.ws.Write(ctx, websocket.MessageText, it.text) //nolint:wrapcheck // likewise
+		return c.ws.Write(ctx, websocket.MessageText, it.text) //nolint:wrapcheck // it ends the connection
 	case it.event != nil:
 		text, err := it.event.text()
 		if err != nil {
@@ -243,25 +336,32 @@ func (c *conn) write(it item, wake *ssp2.Wake) error {
 	case it.chunk != nil:
 		return c.ws.Write(ctx, websocket.MessageBinary, it.chunk) //nolint:wrapcheck // likewise
 	}
-	buf, _ := buffers.Get().(*bytes.Buffer)
-	defer func() {
-		if buf.Cap() <= 1<<20 {
-			buf.Reset()
-			buffers.Put(buf)
-		}
-	}()
-	buf.Grow(it.delta.size)
-	message, err := it.delta.append(buf.AvailableBuffer(), c.hub.cfg.Schema.Version)
-	if err != nil {
-		return fmt.Errorf("encoding a delta: %w", err)
+	frame, release := c.frame(it)
+	if frame == nil {
+		return errors.New("encoding a message failed")
 	}
-	if err := c.ws.Write(ctx, websocket.MessageBinary, message); err != nil {
+	defer release()
+	kind := websocket.MessageBinary
+	if it.wake != nil {
+		kind = websocket.MessageText
+	}
+	if err := c.ws.Write(ctx, kind, payloadOf(frame)); err != nil {
 		return err //nolint:wrapcheck // likewise
 	}
-	events.Emit(ctx, c.hub.cfg.Events, events.RealtimeDeltaSent{
-		Session: c.eventSession(), CommitSeq: it.delta.seq, Changes: it.delta.changes, Bytes: int64(len(message)),
-	})
+	c.sent(it, frame)
 	return nil
+}
+
+// sent tells that a delta or a wake-up went out.
+func (c *conn) sent(it item, frame []byte) {
+	switch {
+	case it.wake != nil:
+		events.Emit(c.values, c.hub.cfg.Events, events.RealtimeWakeSent{Session: c.eventSession(), Reason: it.wake.Reason})
+	case it.delta != nil:
+		events.Emit(c.values, c.hub.cfg.Events, events.RealtimeDeltaSent{
+			Session: c.eventSession(), CommitSeq: it.delta.seq, Changes: it.delta.changes, Bytes: int64(len(payloadOf(frame))),
+		})
+	}
 }
 
 // violation is what a client did against the rules of the channel. It ends the

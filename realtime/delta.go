@@ -89,6 +89,15 @@ func (h *Hub) Reset(name string, seq int64) {
 	clear(p.told)
 }
 
+// Rotated implements [fanout.Sink].
+func (h *Hub) Rotated(name string) {
+	if name == "" {
+		h.cfg.Gate.ForgetAll()
+		return
+	}
+	h.cfg.Gate.Forget(name)
+}
+
 // registered returns the connections that have registrations.
 func (p *partition) registered() []*conn {
 	p.tick++
@@ -148,14 +157,16 @@ func (h *Hub) dispatch(p *partition, commit *fanout.Commit) {
 			c.hits = append(c.hits, hit{r, f})
 		}
 	}
+	var b batch
 	for i, c := range p.told {
-		c.offer(commit, c.hits)
+		c.offer(commit, c.hits, &b)
 		if clear(c.hits); cap(c.hits) > 4 {
 			c.hits = nil
 		}
 		p.told[i] = nil
 	}
 	clear(p.found)
+	b.flush()
 }
 
 // encode returns the COMMIT frame in a schema version, nil when it cannot be made. It is
@@ -229,12 +240,14 @@ func (h *Hub) encodeAs(f *frame, rows *ssp2.Projection) []byte {
 
 // offer gives a commit to a connection (§8.2): as a delta when it bridges from what the
 // client was given, else as a wake-up.
-func (c *conn) offer(commit *fanout.Commit, hits []hit) {
+func (c *conn) offer(commit *fanout.Commit, hits []hit, b *batch) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return
 	}
+	c.batch = b
+	defer func() { c.batch = nil }()
 	seq := commit.Seq
 	wanted, news := 0, false
 	for _, hit := range hits {
@@ -269,6 +282,7 @@ func (c *conn) deliver(seq int64, hits []hit) {
 	d := &delta{wire: c.wire, epoch: c.epoch, seq: seq}
 	slices.SortFunc(hits, func(a, b hit) int { return a.of.order - b.of.order })
 	size := 1 + deltaFrame + len(c.epoch)
+	var only hit
 	for _, hit := range hits {
 		if hit.of.quiet || hit.of.from >= seq {
 			continue
@@ -281,7 +295,7 @@ func (c *conn) deliver(seq int64, hits []hit) {
 		s := section{id: hit.of.id, start: hit.of.group.start, commit: bytes}
 		size += s.size()
 		d.changes += len(hit.frame.changes)
-		d.sections = append(d.sections, s)
+		d.sections, only = append(d.sections, s), hit
 	}
 	d.size = size
 	switch {
@@ -292,8 +306,45 @@ func (c *conn) deliver(seq int64, hits []hit) {
 	default:
 		c.unacked = append(c.unacked, seq)
 		c.deltaBytes += size
+		if len(d.sections) == 1 {
+			d.framed = only.frame.message(c, d, only.of)
+		}
 		c.push(item{delta: d})
 	}
+}
+
+// sharedMessages is how many messages of a commit are remembered: devices of one program
+// name their subscriptions alike.
+const sharedMessages = 4
+
+// sharedMessage is a delta as those get it who have all of this in common.
+type sharedMessage struct {
+	wire    ssp2.WireVersion
+	version int32
+	epoch   string
+	id      string
+	group   *group
+	framed  []byte
+}
+
+// message returns the frame of a delta that has one section, nil when it is not shared.
+func (f *frame) message(c *conn, d *delta, of *registration) []byte {
+	for i := range f.messages {
+		m := &f.messages[i]
+		if m.group == of.group && m.id == of.id && m.wire == c.wire && m.version == c.version && m.epoch == c.epoch {
+			return m.framed
+		}
+	}
+	if len(f.messages) == sharedMessages {
+		return nil
+	}
+	message, err := d.append(make([]byte, maxFrameHeader, maxFrameHeader+d.size), c.hub.cfg.Schema.Version)
+	if err != nil {
+		return nil
+	}
+	m := sharedMessage{c.wire, c.version, c.epoch, of.id, of.group, framed(message, binaryFrame)}
+	f.messages = append(f.messages, m)
+	return m.framed
 }
 
 // suppress holds deltas back until the client has acknowledged seq, and wakes it.
@@ -333,7 +384,7 @@ func (c *conn) wake(reason ssp2.WakeReason) {
 		return
 	}
 	c.wakeReason = reason
-	c.push(item{wake: true})
+	c.push(item{wake: new(ssp2.Wake)})
 }
 
 // ack takes an acknowledgement (§8.2). One of commits that nobody knows of is one of the
@@ -374,6 +425,7 @@ type delta struct {
 	changes  int
 	size     int
 	sections []section
+	framed   []byte // the message as a frame, when others have the same one
 }
 
 // section is SUB_START, COMMIT and SUB_END of a subscription. start and commit are shared.

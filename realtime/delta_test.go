@@ -178,6 +178,17 @@ func TestACommitComesOnce(t *testing.T) {
 	a.nothing(w)
 }
 
+// TestRotatedEpochsAreForgotten: what another process rotated counts no more, whether
+// anybody is connected in the partition or not.
+func TestRotatedEpochsAreForgotten(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{})
+	w.hub.Rotated("acme")
+	w.hub.Rotated("")
+	w.hub.Reset("other", 3)
+	require.Equal(t, []string{"acme", "(all)", "other"}, w.gate.forgotten)
+}
+
 // TestAnotherLogIsAReset: nothing a client says about the old log starts deltas of the new
 // one, only a round on this connection does.
 func TestAnotherLogIsAReset(t *testing.T) {

@@ -3,6 +3,7 @@
 //
 //	handler.go   GET /realtime: authentication, limits, the client's record, hello (§8.1)
 //	conn.go      one connection: what is read from it and written to it
+//	netconn.go   bounded writes, and writes that must not wait
 //	round.go     rounds over the socket (§8.7), run by the same engine as POST /sync
 //	hub.go       the connections of a process and what they share per partition
 //	index.go     which registrations a change belongs to

@@ -414,7 +414,7 @@ func (j *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	}
 	// Bounds that were for the request are over.
 	_ = conn.SetDeadline(time.Time{})
-	j.conn.Conn = conn
+	j.conn.use(conn)
 	rw.Writer.Reset(j.conn)
 	return j.conn, rw, nil
 }

@@ -27,6 +27,7 @@ type Engine interface {
 type Gate interface {
 	Enter(ctx context.Context, partition string) (gate.Epoch, error)
 	Forget(partition string)
+	ForgetAll()
 }
 
 // transport is what a hub uses of fanout.Fanout.

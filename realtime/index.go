@@ -270,6 +270,8 @@ type frame struct {
 	failed  bool
 	of      *schema.Table
 	older   map[int32]*frame // the same in other schema versions
+
+	messages []sharedMessage
 }
 
 func add(in map[string]map[*group]struct{}, key string, g *group) {

@@ -73,6 +73,7 @@ type world struct {
 	t      testing.TB
 	hub    *realtime.Hub
 	server *httptest.Server
+	gate   *fakeGate
 	fan    *fakeFan
 	store  *fakeStore
 	engine *fakeEngine
@@ -198,12 +199,22 @@ func (e *fakeEngine) Resolve(_ context.Context, req round.ScopeRequest) (scope.R
 	return scope.Resolution{Grants: scope.Compile(e.allowed)}, nil
 }
 
-type fakeGate struct{}
+type fakeGate struct {
+	mu        sync.Mutex
+	forgotten []string
+}
 
-func (fakeGate) Enter(context.Context, string) (gate.Epoch, error) {
+func (*fakeGate) Enter(context.Context, string) (gate.Epoch, error) {
 	return gate.Epoch{LogEpoch: "epoch-1"}, nil
 }
-func (fakeGate) Forget(string) {}
+
+func (g *fakeGate) Forget(partition string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.forgotten = append(g.forgotten, partition)
+}
+
+func (g *fakeGate) ForgetAll() { g.Forget("(all)") }
 
 // newWorld starts a hub, whose clock stands still and whose tickers never tick. Requests
 // name their actor in the header X-Actor.
@@ -216,12 +227,13 @@ func newWorldWith(t testing.TB, options realtime.Options, tick func(every time.D
 	t.Helper()
 	w := &world{
 		t: t, nowMs: 1000, ring: events.NewRing(1000), logged: &lockedBuffer{},
+		gate:   &fakeGate{},
 		fan:    &fakeFan{seqs: map[string]int64{}, watched: map[string]int{}},
 		store:  &fakeStore{clients: map[string]db.RealtimeReadClientRow{}},
 		engine: &fakeEngine{allowed: scope.Allowed{"org": {"*"}, "folder": {"*"}}},
 	}
 	hub, err := realtime.NewWith(realtime.Config{
-		Options: options, Schema: docSchema, Versions: docVersions, Rounds: w.engine, Gate: fakeGate{},
+		Options: options, Schema: docSchema, Versions: docVersions, Rounds: w.engine, Gate: w.gate,
 		Authenticate: func(r *http.Request) (round.Identity, error) {
 			actor := r.Header.Get("X-Actor")
 			if actor == "" {

@@ -43,8 +43,9 @@ type Config struct {
 	// Interval is how often the schedule prunes, see [Service.Start]. Default 1 hour.
 	// Negative: never.
 	Interval time.Duration
-	// Gate is shared with the other services of a server, which so learn of a rotation at
-	// once. Default: they learn of it with the next request to the partition.
+	// Gate is shared with the other services of a server, which so learn of a rotation
+	// before it returns. Default: those that listen hear of it right after, all others
+	// with what they read next.
 	Gate *gate.Gate
 	// Clock gives the time. Default time.Now.
 	Clock func() time.Time

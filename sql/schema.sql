@@ -1484,6 +1484,38 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_schema_version integer, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) IS 'Records outcomes, whose rows are of p_schema_version (a seq of 0 and details of '''' stand for none), and binds clients seen for the first time to their actor (§1.5). The first outcome of a commit stands: SQLSTATE 23505 when there is one, SY003 when a client belongs to another actor. The caller holds the partition lock.';
 
+CREATE FUNCTION syncpg.sync_renew_epoch(p_partition text) RETURNS TABLE(previous_epoch text, log_epoch text, clients bigint)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+#variable_conflict use_column
+begin
+  clients := 0;
+  perform 1 from syncpg.sync_partitions as p where p.partition = p_partition for update;
+  select r.log_epoch into previous_epoch
+    from syncpg.sync_partition_registry as r where r.partition = p_partition for update;
+  if not found then
+    return next;
+    return;
+  end if;
+  update syncpg.sync_partition_registry as r
+     set log_epoch = replace(gen_random_uuid()::text, '-', ''), epoch_required = true
+   where r.partition = p_partition
+  returning r.log_epoch into sync_renew_epoch.log_epoch;
+  update syncpg.sync_clients as c set cursor = null, subscriptions = null, wire_version = null
+   where c.partition = p_partition and (c.cursor is not null or c.subscriptions is not null or c.wire_version is not null);
+  get diagnostics clients = row_count;
+  -- A backup may hold leases from before they were revoked.
+  delete from syncpg.sync_leases as l where l.partition = p_partition;
+  return next;
+end
+$$;
+
+COMMENT ON FUNCTION syncpg.sync_renew_epoch(p_partition text) IS 'For sync_rotate_epoch and sync_rotate_epochs: gives a partition a new log epoch that nobody can guess, requires it from now on, so that wire version 1 is refused, and deletes what its clients'' pulls left: cursor, subscriptions, wire version (§2.1), auth lease (§7.3). The actor that a client belongs to stays, since nobody else may ask for its outcomes. Returns the epochs, NULL when there is no such partition, and the number of clients. Locks: the partition''s row of sync_partitions FOR UPDATE, the registry row, the clients, their leases.';
+
 CREATE FUNCTION syncpg.sync_retry_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_now bigint) RETURNS boolean
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1506,34 +1538,20 @@ COMMENT ON FUNCTION syncpg.sync_retry_reaction(p_partition text, p_client_id tex
 CREATE FUNCTION syncpg.sync_rotate_epoch(p_partition text) RETURNS TABLE(previous_epoch text, log_epoch text, clients bigint)
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
-    SET plan_cache_mode TO 'force_generic_plan'
-    SET enable_seqscan TO 'off'
-    SET enable_bitmapscan TO 'off'
     AS $$
 #variable_conflict use_column
 begin
-  clients := 0;
-  perform 1 from syncpg.sync_partitions as p where p.partition = p_partition for update;
-  select r.log_epoch into previous_epoch
-    from syncpg.sync_partition_registry as r where r.partition = p_partition for update;
-  if not found then
-    return next;
-    return;
+  select e.previous_epoch, e.log_epoch, e.clients
+    into sync_rotate_epoch.previous_epoch, sync_rotate_epoch.log_epoch, sync_rotate_epoch.clients
+    from syncpg.sync_renew_epoch(p_partition) as e;
+  if log_epoch is not null then
+    perform pg_notify('syncpg', 'e' || json_build_array(p_partition)::text);
   end if;
-  update syncpg.sync_partition_registry as r
-     set log_epoch = replace(gen_random_uuid()::text, '-', ''), epoch_required = true
-   where r.partition = p_partition
-  returning r.log_epoch into sync_rotate_epoch.log_epoch;
-  update syncpg.sync_clients as c set cursor = null, subscriptions = null, wire_version = null
-   where c.partition = p_partition and (c.cursor is not null or c.subscriptions is not null or c.wire_version is not null);
-  get diagnostics clients = row_count;
-  -- A backup may hold leases from before they were revoked.
-  delete from syncpg.sync_leases as l where l.partition = p_partition;
   return next;
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_rotate_epoch(p_partition text) IS 'Gives a partition a new log epoch that nobody can guess, requires it from now on, so that wire version 1 is refused, and deletes what its clients'' pulls left: cursor, subscriptions, wire version (§2.1), auth lease (§7.3). The actor that a client belongs to stays, since nobody else may ask for its outcomes. Returns the epochs, NULL when there is no such partition, and the number of clients. Locks: the partition''s row of sync_partitions FOR UPDATE, the registry row, the clients, their leases.';
+COMMENT ON FUNCTION syncpg.sync_rotate_epoch(p_partition text) IS 'Gives a partition a new log epoch (sync_renew_epoch), and tells the servers that listen, once it is committed. Returns the epochs, NULL when there is no such partition, and the number of clients. Locks: those of sync_renew_epoch, and at the commit the notification queue of the database.';
 
 CREATE FUNCTION syncpg.sync_rotate_epochs(p_now bigint) RETURNS TABLE(partitions bigint, clients bigint)
     LANGUAGE plpgsql
@@ -1550,15 +1568,16 @@ begin
   on conflict (partition) do nothing;
   lock table syncpg.sync_partition_registry in share row exclusive mode;
   for v_partition in select r.partition from syncpg.sync_partition_registry as r order by r.partition loop
-    select e.clients into v_clients from syncpg.sync_rotate_epoch(v_partition) as e;
+    select e.clients into v_clients from syncpg.sync_renew_epoch(v_partition) as e;
     partitions := partitions + 1;
     clients := clients + v_clients;
   end loop;
+  perform pg_notify('syncpg', 'e');
   return next;
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_rotate_epochs(p_now bigint) IS 'Rotates the epoch of every partition (sync_rotate_epoch), all or none, and requires it of the partitions that are made from now on: one that a restored backup does not know has clients too. Returns how many partitions, and clients with a cursor, there were. Locks: the registry, SHARE ROW EXCLUSIVE, so that none is made meanwhile; then every partition.';
+COMMENT ON FUNCTION syncpg.sync_rotate_epochs(p_now bigint) IS 'Rotates the epoch of every partition (sync_renew_epoch), all or none, tells the servers that listen once that is committed, and requires it of the partitions that are made from now on: one that a restored backup does not know has clients too. Returns how many partitions, and clients with a cursor, there were. Locks: the registry, SHARE ROW EXCLUSIVE, so that none is made meanwhile; then every partition; at the commit the notification queue of the database.';
 
 CREATE FUNCTION syncpg.sync_scan_rows(p_partition text, p_tables text[], p_scopes text[], p_pins bigint[], p_firsts integer[], p_afters text[], p_limit integer, p_page_bytes bigint, p_max_bytes bigint) RETURNS TABLE(ord integer, value_ord integer, row_id text, server_version bigint, payload bytea)
     LANGUAGE plpgsql STABLE
@@ -2117,6 +2136,8 @@ REVOKE ALL ON FUNCTION syncpg.sync_record_acks(p_partitions text[], p_client_ids
 REVOKE ALL ON FUNCTION syncpg.sync_record_client(p_partition text, p_client_id text, p_actor_id text, p_wire_version smallint, p_cursor bigint, p_subscriptions text, p_now bigint, p_relaxed boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_schema_version integer, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION syncpg.sync_renew_epoch(p_partition text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_retry_reaction(p_partition text, p_client_id text, p_commit_id text, p_key text, p_now bigint) FROM PUBLIC;
 

@@ -21,6 +21,7 @@ import (
 
 type devCmd struct {
 	appSchemaFlag
+	olderFlags
 	listenFlags
 	observeFlags
 	DataDir       string `name:"data-dir" default:".syncpg" setting:"" help:"Directory of the database. It is made if it is not there, and kept."`
@@ -51,6 +52,10 @@ const stopTimeout = 30 * time.Second
 // Run serves until ctx ends.
 func (c *devCmd) Run(ctx context.Context, p *program) (err error) {
 	s, name, err := loadSchema(c.Schema)
+	if err != nil {
+		return err
+	}
+	older, err := c.load(s, name)
 	if err != nil {
 		return err
 	}
@@ -86,13 +91,13 @@ func (c *devCmd) Run(ctx context.Context, p *program) (err error) {
 	defer pool.Close()
 	a := devAuth(s)
 	server, err := syncpg.New(pool, syncpg.Config{
-		Schema: s, AppSchema: string(c.AppSchema), Authenticate: a.authenticate, ResolveScopes: a.resolveScopes,
+		Schema: s, OlderSchemas: older, AppSchema: string(c.AppSchema), Authenticate: a.authenticate, ResolveScopes: a.resolveScopes,
 		Events: o.sink, Logger: p.log,
 	})
 	if err != nil {
 		return fmt.Errorf("make the server: %w", err)
 	}
-	if err := c.announce(p, l, o, pg, s, name); err != nil {
+	if err := c.announce(p, l, o, pg, s, name, older); err != nil {
 		return err
 	}
 	// Without its database the server has no use.
@@ -167,7 +172,7 @@ func (c *devCmd) fresh(err error) error {
 }
 
 // announce says where everything is.
-func (c *devCmd) announce(p *program, l net.Listener, o *observer, pg *devpg.Server, s *syncpg.Schema, name string) error {
+func (c *devCmd) announce(p *program, l net.Listener, o *observer, pg *devpg.Server, s *syncpg.Schema, name string, older []*syncpg.Schema) error {
 	address := "http://" + l.Addr().String()
 	names := make([]string, len(s.Tables))
 	for i, t := range s.Tables {
@@ -191,9 +196,15 @@ func (c *devCmd) announce(p *program, l net.Listener, o *observer, pg *devpg.Ser
 	if o.url != "" {
 		places = append(places, []string{"metrics", "GET " + o.url})
 	}
+	places = append(
+		places,
+		[]string{"auth", "Authorization: Bearer dev:<actor>:<partition>"},
+		[]string{"schema", fmt.Sprintf("%s, version %d: %s", name, s.Version, strings.Join(names, ", "))},
+	)
+	if len(older) > 0 {
+		places = append(places, []string{"", "clients of older versions are served: " + describeOlder(older)})
+	}
 	err = table(p.stdout, "  ", append(places, [][]string{
-		{"auth", "Authorization: Bearer dev:<actor>:<partition>"},
-		{"schema", fmt.Sprintf("%s, version %d: %s", name, s.Version, strings.Join(names, ", "))},
 		{"database", pg.SocketDSN(devDatabase)},
 		{"", tcp.String() + " (password: " + filepath.Join(pg.DataDir(), passwordFile) + ")"},
 		{"data", c.DataDir + " (kept)"},

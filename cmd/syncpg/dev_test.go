@@ -4,7 +4,6 @@ package main
 
 import (
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -26,21 +25,6 @@ func dataDir(t *testing.T) string {
 	require.NoError(t, os.Chmod(dir, 0o711))
 	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o711))
 	return filepath.Join(dir, "data")
-}
-
-// device is a client of the sample schema in a partition that outlives it.
-func device(t *testing.T, url, id string) *client.Client {
-	t.Helper()
-	transport := &http.Transport{}
-	t.Cleanup(transport.CloseIdleConnections)
-	c, err := client.New(client.Config{
-		URL: url, Header: http.Header{"Authorization": {"Bearer dev:alice:home"}}, ClientID: id, Schema: sampleSchema(t),
-		Wire: ssp2.WireV2, HTTP: &http.Client{Transport: transport},
-	})
-	require.NoError(t, err)
-	require.NoError(t, c.Subscribe("lists", "lists", ssp2.ScopeMap{"team_id": {"red"}}))
-	require.NoError(t, c.Acquire(t.Context()))
-	return c
 }
 
 func TestDevServesAndKeepsItsData(t *testing.T) {
@@ -104,6 +88,15 @@ func TestDevServesASchemaOfTheUser(t *testing.T) {
 	require.Equal(t, exitFailed, wrong.code)
 	require.Contains(t, wrong.stdout, "give the same with --schema FILE")
 	require.Contains(t, dev.stop().stdout, "smoke --url "+dev.url+" --schema "+file)
+}
+
+func TestDevServesOlderVersions(t *testing.T) {
+	t.Parallel()
+	first, second := smallSchemas(t)
+	dev := startDev(t, "--data-dir", dataDir(t), "--schema", second, "--older-schema", first)
+	dev.smoke(t, "--schema", second)
+	dev.smoke(t, "--schema", first)
+	require.Contains(t, dev.stop().stdout, "clients of older versions are served: 1\n")
 }
 
 func TestDevEndsWithItsDatabase(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/syncpg/syncpg/internal/client"
 	"github.com/syncpg/syncpg/internal/pgtest"
 	"github.com/syncpg/syncpg/retention"
 )
@@ -171,4 +172,31 @@ func TestEpochRotateCommand(t *testing.T) {
 	r = rotate("", "--partition", "nope", "--yes")
 	require.Equal(t, exitFailed, r.code)
 	require.Contains(t, r.stderr, `there is no partition "nope"`)
+}
+
+// While servers run, all of them tell their sockets (§2.1).
+func TestEpochRotateReachesRunningServers(t *testing.T) {
+	t.Parallel()
+	url := pgtest.DSN(t)
+	require.Zero(t, runCommand(t, "schema", "apply", "--schema", sampleFile, "--database-url", url).code)
+	var devices []*client.Client
+	var sockets []*client.Socket
+	for _, id := range []string{"one", "two"} {
+		s := startServe(t, "--dev-auth", "--schema", sampleFile, "--database-url", url)
+		d := device(t, s.url, id)
+		_, err := d.CatchUp(t.Context())
+		require.NoError(t, err)
+		socket, err := d.Dial(t.Context())
+		require.NoError(t, err)
+		t.Cleanup(socket.Close)
+		devices, sockets = append(devices, d), append(sockets, socket)
+	}
+	before := devices[0].Epoch()
+	r := runCommand(t, "epoch", "rotate", "--partition", "home", "--yes", "--database-url", url)
+	require.Zero(t, r.code, r.stderr)
+	for i, socket := range sockets {
+		_, _, err := socket.Follow(t.Context(), 1, "lists") // there is no commit, only a wake-up
+		require.ErrorIs(t, err, client.ErrReset)
+		require.NotEqual(t, before, devices[i].Epoch())
+	}
 }

@@ -59,11 +59,50 @@ type schemaFlags struct {
 	Schema string `name:"schema" required:"" placeholder:"FILE" setting:"" help:"Schema IR, the JSON document that the app's code generator writes."`
 }
 
-type schemaCheckCmd struct{ schemaFlags }
+// olderFlags name versions of the schema before the newest one.
+type olderFlags struct {
+	OlderSchema []string `name:"older-schema" placeholder:"FILE" setting:"" help:"Schema IR of an earlier version whose clients are served, too; may be repeated. Clients of versions that are not given are told to upgrade."`
+}
+
+// load reads the older versions of a schema, and checks that each can be served from it.
+func (f olderFlags) load(newest *schema.Schema, name string) ([]*schema.Schema, error) {
+	older := make([]*schema.Schema, 0, len(f.OlderSchema))
+	files := map[int32]string{newest.Version: name}
+	for _, path := range f.OlderSchema {
+		s, _, err := loadSchema(path)
+		if err != nil {
+			return nil, fmt.Errorf("--older-schema: %w", err)
+		}
+		if other, ok := files[s.Version]; ok {
+			return nil, usagef("--older-schema %s is of version %d, and so is %s", path, s.Version, other)
+		}
+		if _, err := schema.NewVersions(newest, s); err != nil {
+			return nil, usagef("--older-schema %s: %w", path, err)
+		}
+		files[s.Version] = path
+		older = append(older, s)
+	}
+	return older, nil
+}
+
+// describeOlder lists older versions for people.
+func describeOlder(older []*schema.Schema) string {
+	texts := make([]string, len(older))
+	for i, s := range older {
+		texts[i] = strconv.Itoa(int(s.Version))
+	}
+	return strings.Join(texts, ", ")
+}
+
+type schemaCheckCmd struct {
+	schemaFlags
+	olderFlags
+}
 
 // Help explains the command.
 func (*schemaCheckCmd) Help() string {
-	return "Without a database only the file is checked. With one, exit code 3 says that the database differs. Nothing is written."
+	return "Without a database only the files are checked, which with --older-schema tells before a release whether devices that are " +
+		"not updated yet can be served. With a database, exit code 3 says that it differs. Nothing is written."
 }
 
 // Run checks a schema.
@@ -72,19 +111,28 @@ func (c *schemaCheckCmd) Run(ctx context.Context, p *program) error {
 	if err != nil {
 		return err
 	}
+	older, err := c.load(s, name)
+	if err != nil {
+		return err
+	}
 	if err := printSchema(p, s, name); err != nil {
 		return err
 	}
+	if len(older) > 0 {
+		p.printf("\nclients of %s can be served, too: %s\n", plural(len(older), "older version"), describeOlder(older))
+	}
 	pool, err := c.pool(ctx, p)
 	if errors.Is(err, config.ErrNoDatabase) {
-		p.printf("\nno database given: only the file was checked\n")
+		p.printf("\nno database given: only the %s checked\n", map[bool]string{true: "file was", false: "files were"}[len(older) == 0])
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	if err := checkInstalled(ctx, pool, s, c.options()); err != nil {
+	o := c.options()
+	o.Older = older
+	if err := checkInstalled(ctx, pool, s, o); err != nil {
 		return err
 	}
 	p.printf("\nthe database has this schema\n")
@@ -109,7 +157,8 @@ func asState(err error) error {
 	var version *schemaddl.VersionError
 	var migration *migrations.VersionError
 	var bump *schemaddl.BumpError
-	if errors.As(err, &bump) || errors.Is(err, schemaddl.ErrNotInstalled) || errors.Is(err, schemaddl.ErrFunctionsStale) ||
+	var older *schemaddl.OlderError
+	if errors.As(err, &bump) || errors.As(err, &older) || errors.Is(err, schemaddl.ErrNotInstalled) || errors.Is(err, schemaddl.ErrFunctionsStale) ||
 		errors.As(err, &layout) || errors.As(err, &version) || errors.As(err, &migration) {
 		return stateError{err}
 	}

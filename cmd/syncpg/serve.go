@@ -39,6 +39,7 @@ type authFlags struct {
 
 type serveCmd struct {
 	schemaFlags
+	olderFlags
 	listenFlags
 	observeFlags
 	authFlags
@@ -75,6 +76,10 @@ func (c *serveCmd) Run(ctx context.Context, p *program) error {
 	if err != nil {
 		return err
 	}
+	older, err := c.load(s, name)
+	if err != nil {
+		return err
+	}
 	a, err := c.auth(s)
 	if err != nil {
 		return err
@@ -101,7 +106,7 @@ func (c *serveCmd) Run(ctx context.Context, p *program) error {
 	}
 	defer o.stop()
 	conf := syncpg.Config{
-		Schema: s, AppSchema: string(c.AppSchema), Authenticate: a.authenticate, ResolveScopes: a.resolveScopes,
+		Schema: s, OlderSchemas: older, AppSchema: string(c.AppSchema), Authenticate: a.authenticate, ResolveScopes: a.resolveScopes,
 		Events: o.sink, Logger: p.log, Retention: policy, PruneInterval: interval,
 	}
 	if err := c.apply(&conf); err != nil {
@@ -127,6 +132,9 @@ func (c *serveCmd) Run(ctx context.Context, p *program) error {
 	serving := []any{
 		"url", "http://" + l.Addr().String(), "schema", name, "version", s.Version,
 		"database", config.Target(&pool.Config().ConnConfig.Config),
+	}
+	if len(older) > 0 {
+		serving = append(serving, "older_versions", describeOlder(older))
 	}
 	if o.url != "" {
 		serving = append(serving, "metrics", o.url)

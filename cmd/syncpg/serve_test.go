@@ -51,6 +51,93 @@ func TestServeRefusesADatabaseThatIsNotReady(t *testing.T) {
 	require.NotContains(t, r.stderr, "syncpg schema apply", "which would refuse the same")
 }
 
+// smallSchemas writes smallSchema as version 1, and version 2 of it with a nullable column and a table more.
+func smallSchemas(t *testing.T) (first, second string) {
+	t.Helper()
+	text := strings.NewReplacer(
+		`"schemaVersion": 1`, `"schemaVersion": 2`,
+		`{"name": "text", "type": "string", "nullable": true}`,
+		`{"name": "color", "type": "string", "nullable": true}, {"name": "text", "type": "string", "nullable": true}`,
+		`"tables": [`, `"tables": [{
+			"name": "tags", "primaryKey": "id", "scopes": [{"pattern": "team:{team_id}", "column": "team"}],
+			"columns": [{"name": "id", "type": "string", "nullable": false}, {"name": "team", "type": "string", "nullable": false}]
+		},`,
+	).Replace(smallSchema)
+	return writeFile(t, "v1.json", smallSchema), writeFile(t, "v2.json", text)
+}
+
+// §9, §1.6: devices that are not updated yet are served as long as their version is named, and told to upgrade after that.
+func TestServeServesTheOlderVersionsItIsGiven(t *testing.T) {
+	t.Parallel()
+	first, second := smallSchemas(t)
+	url := pgtest.DSN(t)
+	require.Zero(t, runCommand(t, "schema", "apply", "--schema", second, "--database-url", url).code)
+	common := []string{"--dev-auth", "--schema", second, "--database-url", url}
+
+	alone := startServe(t, common...)
+	alone.smoke(t, "--schema", second)
+	r := runCommand(t, "smoke", "--url", alone.url, "--schema", first)
+	require.Equal(t, exitFailed, r.code)
+	require.Contains(t, r.stdout, "the server serves schema version 2, not 1")
+	require.Zero(t, alone.stop().code)
+
+	for name, args := range map[string][]string{
+		"by the flag": {"--older-schema", first},
+		"by the file": {"--config", writeFile(t, "syncpg.yaml", "older-schema:\n  - "+first+"\n")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			both := startServe(t, append(args, common...)...)
+			both.smoke(t, "--schema", second)
+			both.smoke(t, "--schema", first)
+			require.Contains(t, both.logs.String(), "older_versions=1")
+			require.Zero(t, both.stop().code)
+		})
+	}
+}
+
+func TestOlderVersionsThatCannotBeServedAreRefused(t *testing.T) {
+	t.Parallel()
+	first, second := smallSchemas(t)
+	another := writeFile(t, "also1.json", smallSchema)
+	other := changed(t, `{"name": "text", "type": "string", "nullable": true}`, `{"name": "text", "type": "integer", "nullable": true}`)
+	for name, tc := range map[string]struct {
+		older []string
+		want  string
+	}{
+		"missing":           {[]string{"none.json"}, "--older-schema: read the schema: open none.json"},
+		"no schema":         {[]string{writeFile(t, "broken.json", `{}`)}, "broken.json: schema: "},
+		"the newest itself": {[]string{second}, "v2.json is of version 2, and so is "},
+		"the same twice":    {[]string{first, another}, "also1.json is of version 1, and so is "},
+		"another type": {
+			[]string{other}, `changed.json: schema: version 1 cannot be served from version 2: table "notes": column "text": its type was integer and is string`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var flags []string
+			for _, file := range tc.older {
+				flags = append(flags, "--older-schema", file)
+			}
+			for _, command := range [][]string{
+				{"serve", "--dev-auth", "--schema", second}, {"dev", "--schema", second}, {"schema", "check", "--schema", second},
+			} {
+				r := runCommand(t, append(command, flags...)...)
+				require.Equal(t, exitUsage, r.code, r.stderr)
+				require.Contains(t, r.stderr, tc.want)
+			}
+		})
+	}
+	newer := runCommand(t, "schema", "check", "--schema", first, "--older-schema", second)
+	require.Equal(t, exitUsage, newer.code)
+	require.Contains(t, newer.stderr, "v2.json: schema: version 2 is not older than version 1")
+
+	fine := runCommand(t, "schema", "check", "--schema", second, "--older-schema", first)
+	require.Zero(t, fine.code, fine.stderr)
+	require.Contains(t, fine.stdout, "clients of 1 older version can be served, too: 1\n")
+	require.Contains(t, fine.stdout, "only the files were checked")
+}
+
 func TestListenErrorsSayWhatToDo(t *testing.T) {
 	t.Parallel()
 	l, err := listenFlags{Listen: "127.0.0.1:0"}.listen(t.Context())

@@ -4,12 +4,16 @@ import (
 	"bufio"
 	"context"
 	"io"
+	"net/http"
 	"regexp"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/syncpg/syncpg/internal/client"
+	"github.com/syncpg/syncpg/ssp2"
 )
 
 // server is a run of the command that serves until it is stopped.
@@ -119,3 +123,18 @@ var durations = regexp.MustCompile(` +[0-9.]+ m?s`)
 
 // withoutDurations makes the output of smoke comparable.
 func withoutDurations(s string) string { return durations.ReplaceAllString(s, " TIME") }
+
+// device is a client of the sample schema in a partition that outlives it.
+func device(t *testing.T, url, id string) *client.Client {
+	t.Helper()
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	c, err := client.New(client.Config{
+		URL: url, Header: http.Header{"Authorization": {"Bearer dev:alice:home"}}, ClientID: id, Schema: sampleSchema(t),
+		Wire: ssp2.WireV2, HTTP: &http.Client{Transport: transport},
+	})
+	require.NoError(t, err)
+	require.NoError(t, c.Subscribe("lists", "lists", ssp2.ScopeMap{"team_id": {"red"}}))
+	require.NoError(t, c.Acquire(t.Context()))
+	return c
+}

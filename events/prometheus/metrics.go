@@ -38,6 +38,9 @@ type Metrics struct {
 	pullRows          prom.Counter
 	pullSent          prom.Counter
 
+	segmentSeconds *prom.HistogramVec
+	segmentSent    *prom.CounterVec
+
 	reactionQueued  *prom.CounterVec
 	reactionStarted *prom.CounterVec
 	reactionSeconds *prom.HistogramVec
@@ -98,6 +101,11 @@ func New(reg *prom.Registry) (*Metrics, error) {
 	m.pullRows = counter("syncpg_pull_segment_rows_total", "Rows of segments given to subscriptions.")
 	m.pullSent = counter("syncpg_pull_sent_bytes_total", "Bytes of commits and inline segments sent to subscriptions.")
 
+	m.segmentSeconds = seconds("syncpg_segment_duration_seconds",
+		"Time of a segment's download, by lane (rows, image, none when it was refused) and by result: sent, not_modified, broken, or the code it was refused with.",
+		prom.ExponentialBuckets(0.001, 4, 10), "lane", "result")
+	m.segmentSent = counters("syncpg_segment_sent_bytes_total", "Bytes of segments sent, as they were compressed, by lane.", "lane")
+
 	m.reactionQueued = counters("syncpg_reaction_queued_total", "Reactions stored with their commits, by type.", "type")
 	m.reactionStarted = counters("syncpg_reaction_started_total", "Deliveries started, by type.", "type")
 	m.reactionSeconds = seconds("syncpg_reaction_duration_seconds",
@@ -156,6 +164,8 @@ func (m *Metrics) Emit(_ context.Context, e events.Event) {
 		m.countRejection(e.Push, e.Code)
 	case events.PullServed:
 		m.countPull(e)
+	case events.SegmentServed:
+		m.countSegment(e)
 	case events.ReactionQueued:
 		m.reactionQueued.WithLabelValues(e.Type).Inc()
 	case events.ReactionStarted:
@@ -222,6 +232,26 @@ func (m *Metrics) countPull(e events.PullServed) {
 	m.pullSegments.WithLabelValues("reused").Add(float64(e.SegmentsReused))
 	m.pullRows.Add(float64(e.Rows))
 	m.pullSent.Add(float64(e.Bytes))
+}
+
+func (m *Metrics) countSegment(e events.SegmentServed) {
+	lane, result := "none", "sent"
+	switch e.MediaType {
+	case ssp2.MediaRows:
+		lane = "rows"
+	case ssp2.MediaSQLite:
+		lane = "image"
+	}
+	switch {
+	case e.Code != "":
+		result = label(e.Code)
+	case e.Broken:
+		result = "broken"
+	case e.NotModified:
+		result = "not_modified"
+	}
+	m.segmentSeconds.WithLabelValues(lane, result).Observe(e.Duration.Seconds())
+	m.segmentSent.WithLabelValues(lane).Add(float64(e.BytesSent))
 }
 
 // label returns a code as the value of a label.

@@ -95,6 +95,25 @@ func TestEventsBecomeMetrics(t *testing.T) {
 			},
 		},
 		{
+			"segments",
+			[]events.Event{
+				events.SegmentServed{Partition: "secret", Actor: "secret", SegmentID: "secret", Table: "secret", MediaType: ssp2.MediaRows, Bytes: 100, BytesSent: 40, Duration: time.Second},
+				events.SegmentServed{MediaType: ssp2.MediaSQLite, BytesSent: 7, Broken: true, Duration: 2 * time.Second},
+				events.SegmentServed{MediaType: ssp2.MediaSQLite, NotModified: true},
+				events.SegmentServed{Code: ssp2.CodeForbidden},
+				events.SegmentServed{Code: "shop.closed"},
+			},
+			[]string{
+				`syncpg_segment_duration_seconds_sum{lane="rows",result="sent"} 1`,
+				`syncpg_segment_duration_seconds_sum{lane="image",result="broken"} 2`,
+				`syncpg_segment_duration_seconds_count{lane="image",result="not_modified"} 1`,
+				`syncpg_segment_duration_seconds_count{lane="none",result="sync.forbidden"} 1`,
+				`syncpg_segment_duration_seconds_count{lane="none",result="host"} 1`,
+				`syncpg_segment_sent_bytes_total{lane="rows"} 40`,
+				`syncpg_segment_sent_bytes_total{lane="image"} 7`,
+			},
+		},
+		{
 			"reactions",
 			[]events.Event{
 				events.ReactionQueued{Partition: "secret", Type: "mail"},

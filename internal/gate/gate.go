@@ -28,9 +28,9 @@ type Epoch struct {
 }
 
 const (
-	// refreshAfter is how old a remembered epoch may be. It bounds both the age of
-	// the registry's last-seen time and how long a rotation goes unnoticed by
-	// requests that do nothing else.
+	// refreshAfter is how old a remembered epoch may be. It bounds the age of the registry's
+	// last-seen time, and where nobody listens for notifications also how long a rotation
+	// goes unnoticed by requests that do nothing else.
 	refreshAfter = time.Minute
 	// maxRemembered bounds the memory of a process that serves many partitions.
 	maxRemembered = 65536
@@ -55,6 +55,7 @@ type Gate struct {
 	clock func() time.Time
 
 	mu     sync.Mutex
+	forgot uint64 // how often something was forgotten
 	byName map[string]*list.Element
 	recent *list.List // of *entry, most recent first
 }
@@ -72,7 +73,8 @@ func New(pool *pgxpool.Pool, clock func() time.Time) *Gate {
 // creates a partition that is new and refreshes its last-seen time.
 func (g *Gate) Enter(ctx context.Context, partition string) (Epoch, error) {
 	now := g.clock()
-	if e, ok := g.recall(partition, now); ok {
+	e, forgot, ok := g.recall(partition, now)
+	if ok {
 		return e, nil
 	}
 	row, err := db.New(g.pool).PartitionOpen(ctx, db.PartitionOpenParams{
@@ -81,17 +83,18 @@ func (g *Gate) Enter(ctx context.Context, partition string) (Epoch, error) {
 	if err != nil {
 		return Epoch{}, fmt.Errorf("opening the partition: %w", err)
 	}
-	e := Epoch{LogEpoch: row.LogEpoch, Required: row.EpochRequired}
-	g.remember(partition, e, now)
+	e = Epoch{LogEpoch: row.LogEpoch, Required: row.EpochRequired}
+	g.remember(partition, e, now, forgot)
 	return e, nil
 }
 
-// Note remembers what a later read of the database said of a partition.
+// Note takes what another read of the database said of a partition. When that is not what
+// is remembered, nothing is any more: either of the two may be the older one.
 func (g *Gate) Note(partition string, e Epoch) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if el, ok := g.byName[partition]; ok {
-		entryOf(el).epoch = e
+	if el, ok := g.byName[partition]; ok && entryOf(el).epoch != e {
+		g.drop(el)
 	}
 }
 
@@ -99,9 +102,9 @@ func (g *Gate) Note(partition string, e Epoch) {
 func (g *Gate) Forget(partition string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.forgot++ // also what is being read
 	if el, ok := g.byName[partition]; ok {
-		g.recent.Remove(el)
-		delete(g.byName, partition)
+		g.drop(el)
 	}
 }
 
@@ -109,28 +112,36 @@ func (g *Gate) Forget(partition string) {
 func (g *Gate) ForgetAll() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.forgot++
 	g.recent.Init()
 	clear(g.byName)
 }
 
-func (g *Gate) recall(partition string, now time.Time) (Epoch, bool) {
+// recall returns what is remembered of a partition, or else how often something was
+// forgotten, for remember.
+func (g *Gate) recall(partition string, now time.Time) (_ Epoch, forgot uint64, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	el, ok := g.byName[partition]
 	if !ok {
-		return Epoch{}, false
+		return Epoch{}, g.forgot, false
 	}
 	e := entryOf(el)
 	if age := now.Sub(e.at); age < 0 || age >= refreshAfter {
-		return Epoch{}, false
+		return Epoch{}, g.forgot, false
 	}
 	g.recent.MoveToFront(el)
-	return e.epoch, true
+	return e.epoch, g.forgot, true
 }
 
-func (g *Gate) remember(partition string, epoch Epoch, now time.Time) {
+// remember keeps what was read, unless something was forgotten since the recall: the read
+// may be of before that.
+func (g *Gate) remember(partition string, epoch Epoch, now time.Time, forgot uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if g.forgot != forgot {
+		return
+	}
 	if el, ok := g.byName[partition]; ok {
 		*entryOf(el) = entry{partition, epoch, now}
 		g.recent.MoveToFront(el)
@@ -138,10 +149,14 @@ func (g *Gate) remember(partition string, epoch Epoch, now time.Time) {
 	}
 	g.byName[partition] = g.recent.PushFront(&entry{partition, epoch, now})
 	if g.recent.Len() > maxRemembered {
-		oldest := g.recent.Back()
-		g.recent.Remove(oldest)
-		delete(g.byName, entryOf(oldest).partition)
+		g.drop(g.recent.Back())
 	}
+}
+
+// drop forgets an entry. The lock is held.
+func (g *Gate) drop(el *list.Element) {
+	g.recent.Remove(el)
+	delete(g.byName, entryOf(el).partition)
 }
 
 // NewLogEpoch proposes an epoch nobody can guess.

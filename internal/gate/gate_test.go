@@ -108,11 +108,47 @@ func TestEnter(t *testing.T) {
 	require.Equal(t, first, enter(1))
 	require.Greater(t, seen(), before)
 
-	g.Note("p1", gate.Epoch{LogEpoch: "rotated", Required: true})
-	require.Equal(t, gate.Epoch{LogEpoch: "rotated", Required: true}, enter(0))
+	g.Note("p1", first)
+	require.Equal(t, first, enter(0))
+	g.Note("p1", gate.Epoch{LogEpoch: "of another read", Required: true})
+	require.Equal(t, first, enter(1), "which may be older")
 	g.Forget("p1")
 	require.Equal(t, first, enter(1))
 
 	now = now.Add(-time.Hour) // a clock set back remembers nothing
 	enter(1)
+}
+
+// TestForgettingDuringARead: an epoch that was read before it was rotated is not remembered
+// when the rotation became known meanwhile.
+func TestForgettingDuringARead(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t, pgtest.Options{MaxConns: 4})
+	g := gate.New(db.Pool, nil)
+	_, err := db.Pool.Exec(t.Context(), `select syncpg.sync_open_partition('p1', 'old', 0)`)
+	require.NoError(t, err)
+	for name, forget := range map[string]func(){"one": func() { g.Forget("p1") }, "all": g.ForgetAll} {
+		_, err := db.Pool.Exec(t.Context(), `update syncpg.sync_partition_registry set log_epoch = 'old', last_seen_ms = 0`)
+		require.NoError(t, err)
+		g.ForgetAll()
+		// The read of the epoch waits for this row, which it refreshes.
+		tx, err := db.Pool.Begin(t.Context())
+		require.NoError(t, err)
+		_, err = tx.Exec(t.Context(), `select from syncpg.sync_partition_registry for update`)
+		require.NoError(t, err)
+		read := make(chan gate.Epoch, 1)
+		go func() {
+			e, _ := g.Enter(t.Context(), "p1")
+			read <- e
+		}()
+		require.NoError(t, pgtest.WaitAnyBlocked(t.Context(), db.Pool, 1))
+		forget()
+		require.NoError(t, tx.Rollback(t.Context()))
+		require.Equal(t, "old", (<-read).LogEpoch)
+		_, err = db.Pool.Exec(t.Context(), `update syncpg.sync_partition_registry set log_epoch = 'new'`)
+		require.NoError(t, err)
+		e, err := g.Enter(t.Context(), "p1")
+		require.NoError(t, err)
+		require.Equal(t, "new", e.LogEpoch, name)
+	}
 }

@@ -282,6 +282,42 @@ func TestCommitsOfAnotherSchemaVersionAreNotGiven(t *testing.T) {
 	require.EqualValues(t, 2, requireWhole(t, current.sink.of("p1"), 1, 3))
 }
 
+// TestARotationIsToldOf: whoever rotates, in whatever process, the notification of its
+// transaction reaches all that listen, for watched partitions and others (§2.1). No poll
+// ticks in this test.
+func TestARotationIsToldOf(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	a, other, apart := b.start(t), b.start(t), b.start(t, pollOnly)
+	b.listening(t, 2)
+	names := []string{"p1", `o'clock "é" ` + strings.Repeat("\x01", 500)}
+	for i, name := range names {
+		b.commit(t, name, one("1"))
+		a.watch(t, name)
+		apart.watch(t, name)
+		b.exec(t, `select syncpg.sync_rotate_epoch($1)`, name)
+		a.sink.until(t, "the reset", func() bool { return len(a.sink.calls) == i+1 })
+		require.Equal(t, []call{{Kind: "reset", Partition: name, Seq: 1}}, a.sink.of(name))
+		other.sink.until(t, "the rotation", func() bool { return slices.Contains(other.sink.rotated, name) })
+	}
+	// As a transaction that is rolled back tells of nothing, this comes next.
+	tx, err := b.db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `select syncpg.sync_rotate_epoch('p1')`)
+	require.NoError(t, err)
+	require.NoError(t, tx.Rollback(t.Context()))
+	b.exec(t, `select syncpg.sync_rotate_epoch('nobody''s')`)
+	b.exec(t, `select syncpg.sync_rotate_epochs(0)`)
+	a.sink.until(t, "the resets", func() bool { return len(a.sink.calls) == 4 })
+	want := []string{"", names[0], names[1], ""} // the first for what happened before it listened
+	for _, i := range []*instance{a, other} {
+		i.sink.until(t, "the rotation of all", func() bool { return len(i.sink.rotated) == len(want) })
+		require.Equal(t, want, i.sink.rotated)
+	}
+	require.Empty(t, apart.sink.rotated, "who does not listen finds it with the poll")
+	require.Empty(t, apart.sink.calls)
+}
+
 func TestTheFirstEpochIsNoReset(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -41,7 +41,9 @@ func (f *Fanout) listenOnce(ctx context.Context) (connected bool, err error) {
 		_ = conn.Close(ctx)
 	}()
 	f.log.InfoContext(ctx, "listening for notifications")
-	// What was committed while nobody listened is found by looking once.
+	// What was committed while nobody listened is found by looking once, and an epoch that
+	// was rotated by remembering none.
+	f.cfg.Sink.Rotated("")
 	f.Look()
 	f.presence.connected()
 	defer f.presence.disconnected()

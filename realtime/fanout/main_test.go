@@ -35,6 +35,7 @@ type recorder struct {
 	mu       sync.Mutex
 	calls    []call
 	presence []fanout.Presence
+	rotated  []string
 	changed  chan struct{} // closed at the next call
 	hold     func(call)    // called first, when set
 }
@@ -66,6 +67,10 @@ func (r *recorder) Lost(partition string, seq int64) {
 
 func (r *recorder) Reset(partition string, seq int64) {
 	r.record(call{Kind: "reset", Partition: partition, Seq: seq})
+}
+
+func (r *recorder) Rotated(partition string) {
+	r.add(func() { r.rotated = append(r.rotated, partition) })
 }
 
 func (r *recorder) Presence(msg fanout.Presence) {

@@ -245,6 +245,8 @@ func (f *Fanout) onNotification(ctx context.Context, payload string) {
 		for _, p := range pairs {
 			f.watched.news(p.partition, p.seq)
 		}
+	case kindEpochs:
+		err = f.onEpochs(rest)
 	case kindAsk:
 		if rest == "" || rest == f.outbox.instance {
 			f.outbox.asked()

@@ -175,13 +175,13 @@ func TestCommitPayloadsAreBounded(t *testing.T) {
 
 // FuzzNotification: whatever somebody sends, a process goes on.
 func FuzzNotification(f *testing.F) {
-	for _, seed := range []string{"", "c[[\"p\",1]]", "c[[]]", "a", "ax", "bx 1", "px 1 1 1 {}", "px 1 1 2 {\"begin\":true,", "px 1 2 2 \"entries\":[{}]}", "?"} {
+	for _, seed := range []string{"", "c[[\"p\",1]]", "c[[]]", "e", "e[\"p\"]", "e[1]", "e{", "e[\"\"]", "a", "ax", "bx 1", "px 1 1 1 {}", "px 1 1 2 {\"begin\":true,", "px 1 2 2 \"entries\":[{}]}", "?"} {
 		f.Add(seed, seed)
 	}
 	f.Fuzz(func(_ *testing.T, one, two string) {
 		fan := &Fanout{
 			outbox: newOutbox("me", true), watched: newWatched(), looks: make(chan struct{}, 1),
-			log: slog.New(slog.DiscardHandler),
+			log: slog.New(slog.DiscardHandler), cfg: Config{Sink: silent{}},
 		}
 		fan.presence = newPeers("me", silent{}, fan.outbox.ask)
 		for _, payload := range []string{one, two, one} {
@@ -193,3 +193,4 @@ func FuzzNotification(f *testing.F) {
 type silent struct{ Sink }
 
 func (silent) Presence(Presence) {}
+func (silent) Rotated(string)    {}

@@ -42,6 +42,11 @@ type Sink interface {
 	// version than Config.SchemaVersion. Receivers must pull, and what they hold will not
 	// do. It goes on with seq + 1.
 	Reset(partition string, seq int64)
+	// Rotated says that the epoch of a partition's log, or with "" of every one, may be
+	// another than before (§2.1), watched or not: what is remembered of it counts no more.
+	// It may come without a reason, while other calls run and before the Reset of a
+	// watched partition.
+	Rotated(partition string)
 	// Presence tells of a client that is connected to another process.
 	Presence(msg Presence)
 }

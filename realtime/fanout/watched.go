@@ -2,6 +2,7 @@ package fanout
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"sync"
@@ -24,7 +25,7 @@ type partition struct {
 
 	queued bool // to be read
 	held   bool // a reader holds it
-	again  bool // there were news while a reader held it
+	again  bool // there were news while a reader held it, or it was being opened
 }
 
 // watched is the set of them. A partition stays in it while a reader holds it, so that
@@ -100,7 +101,8 @@ func (f *Fanout) open(ctx context.Context, p *partition) (int64, error) {
 		return 0, fmt.Errorf("watching a partition: %w", err)
 	}
 	p.at, p.epoch, p.schema, p.ready = rows[0].MaxCommitSeq, rows[0].LogEpoch, rows[0].SchemaVersion, true
-	if p.known > p.at {
+	if p.known > p.at || p.again {
+		p.again = false
 		w.enqueue(p)
 	}
 	return p.at, nil
@@ -141,8 +143,7 @@ func (w *watched) news(name string, seq int64) {
 // enqueue makes a partition be read. The lock is held.
 func (w *watched) enqueue(p *partition) {
 	switch {
-	case !p.ready:
-	case p.held:
+	case !p.ready, p.held:
 		p.again = true
 	case !p.queued:
 		p.queued = true
@@ -264,6 +265,27 @@ func (w *watched) stale(names []string) {
 			w.enqueue(p)
 		}
 	}
+}
+
+// onEpochs takes the partitions whose log epoch was rotated, a JSON array or nothing for
+// all of them. The sink is told at once; what watched partitions have become is read.
+func (f *Fanout) onEpochs(text string) error {
+	if text == "" {
+		f.cfg.Sink.Rotated("")
+		f.Look()
+		return nil
+	}
+	var names []string
+	if err := json.Unmarshal([]byte(text), &names); err != nil {
+		return fmt.Errorf("rotated log epochs: %w", err)
+	}
+	for _, name := range names {
+		if name != "" { // which would be all
+			f.cfg.Sink.Rotated(name)
+		}
+	}
+	f.watched.stale(names)
+	return nil
 }
 
 func (w *watched) open() {

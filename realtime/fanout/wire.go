@@ -13,6 +13,8 @@ import (
 //
 //	(empty)  look at the watched partitions; what `notify syncpg` sends
 //	c        commits: a JSON array of [partition, newest seq]
+//	e        log epochs that were rotated: a JSON array of partitions, empty for all; sent by
+//	         the rotation itself, see 007_retention.sql
 //	a        ask: the instance that is to say everything it knows, empty for all
 //	b        beat: instance, newest number
 //	p        a piece of a presence message: instance, number, piece, pieces, JSON
@@ -21,6 +23,7 @@ import (
 // version may have sent it.
 const (
 	kindCommits = 'c'
+	kindEpochs  = 'e'
 	kindAsk     = 'a'
 	kindBeat    = 'b'
 	kindPiece   = 'p'
