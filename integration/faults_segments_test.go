@@ -42,16 +42,8 @@ func TestSegmentsAndTheDatabase(t *testing.T) {
 	devices := 0
 	start := func(accept ssp2.Accept) *historyDevice {
 		devices++
-		d := &historyDevice{network: &network{places: p, t: t, after: -1}}
-		var err error
-		d.device, err = newDevice(s, deviceConfig{
-			url: anyPlace, partition: partition, actor: "ada", id: fmt.Sprint("device ", devices), wire: ssp2.WireV3,
-			transport: d.network, limits: [3]int32{0, 2, 50}, accept: accept, clock: p.clock,
-		})
-		require.NoError(t, err)
-		require.NoError(t, d.subscribeAll())
+		d := p.device(t, partition, fmt.Sprint("device ", devices), accept)
 		d.network.to, d.network.cdn = devices%2, (devices+1)%2
-		require.NoError(t, d.Acquire(t.Context()))
 		return d
 	}
 	// look is everything that a connection sees after the last restart.
@@ -71,7 +63,7 @@ func TestSegmentsAndTheDatabase(t *testing.T) {
 	// held has a device get descriptors, and returns the request that it would download by.
 	held := func(d *historyDevice) *http.Request {
 		t.Helper()
-		d.network.path, d.network.after = "/segments/", 0
+		d.network.after = 0
 		_, err := d.Pull(t.Context())
 		require.ErrorIs(t, err, errCut)
 		d.network.after = -1

@@ -1,12 +1,14 @@
 package integration_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"path"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -18,6 +20,7 @@ import (
 	"github.com/syncpg/syncpg"
 	"github.com/syncpg/syncpg/pullsvc/segment"
 	"github.com/syncpg/syncpg/schema"
+	"github.com/syncpg/syncpg/ssp2"
 )
 
 // errCut is the end of a response that was cut.
@@ -141,6 +144,22 @@ func (p *places) deleteExpired(t require.TestingT) {
 	}
 }
 
+// device is a device of an actor who may see everything, in pages of two rows, one at a time.
+func (p *places) device(t *testing.T, partition, id string, accept ssp2.Accept) *historyDevice {
+	t.Helper()
+	d := &historyDevice{network: &network{places: p, t: t, path: "/segments/", after: -1}}
+	d.cfg = deviceConfig{
+		url: anyPlace, partition: partition, actor: "actor of " + id, id: id, wire: ssp2.WireV3,
+		transport: d.network, limits: [3]int32{0, 2, 1}, accept: accept, clock: p.clock,
+	}
+	var err error
+	d.device, err = newDevice(p.all[0].cfg.Schema, d.cfg)
+	require.NoError(t, err)
+	require.NoError(t, d.subscribeAll())
+	require.NoError(t, d.Acquire(t.Context()))
+	return d
+}
+
 // network carries the requests of a device to the places, and breaks where it is told to.
 type network struct {
 	places  *places
@@ -151,9 +170,12 @@ type network struct {
 	after   int    // then one is cut behind that many bytes; negative: none is
 	before  func() // or this happens before it; nil: nothing
 
+	spoil bool // or a byte of it is another
+
 	fired, rotated bool
 
-	last *http.Request // for a segment
+	last  *http.Request // for a segment
+	asked []string      // where segments were asked for: host and id
 }
 
 func (n *network) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -168,9 +190,10 @@ func (n *network) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	if strings.HasPrefix(r.URL.Path, "/segments/") {
 		n.last = r
+		n.asked = append(n.asked, r.URL.Host+" "+path.Base(r.URL.Path))
 	}
 	happens := false
-	if strings.HasPrefix(r.URL.Path, n.path) && (n.after >= 0 || n.before != nil) {
+	if strings.HasPrefix(r.URL.Path, n.path) && (n.after >= 0 || n.before != nil || n.spoil) {
 		happens = n.skip == 0
 		n.skip--
 	}
@@ -183,10 +206,18 @@ func (n *network) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	r = r.Clone(r.Context())
 	r.URL.Host = n.places.all[at].host
-	if after >= 0 {
+	if happens {
 		r.Header.Set("Accept-Encoding", "identity")
 	}
 	res, err := n.places.transport.RoundTrip(r)
+	if err == nil && happens && n.spoil {
+		body, err := io.ReadAll(res.Body)
+		if err = errors.Join(err, res.Body.Close()); err != nil {
+			return nil, err
+		}
+		body[len(body)/2] ^= 1
+		res.Body = io.NopCloser(bytes.NewReader(body))
+	}
 	if err == nil && after >= 0 {
 		res.Body = &cutBody{ReadCloser: res.Body, left: after}
 	}

@@ -124,83 +124,77 @@ func TestHorizonForcesABootstrap(t *testing.T) {
 	}
 }
 
-// TestBootstrapResumesElsewhere is scenario 5: a bootstrap of many pages and tables is cut
-// in the middle of one and goes on at another instance, while rows are written, deleted and
-// moved, and the log is pruned as far as the protocol allows.
+// TestBootstrapResumesElsewhere is scenario 5, on every lane: a bootstrap of many pages and
+// tables is cut in the middle of one, or of a download, and goes on at another instance from
+// the pin that it had, while rows are written, deleted and moved, and the log is pruned as
+// far as the protocol allows. It ends as one that nothing interrupts.
 func TestBootstrapResumesElsewhere(t *testing.T) {
 	t.Parallel()
-	s := worldSchema(t)
-	db := pgtest.New(t, pgtest.Options{Setup: installWorld(s), TemplateKey: "the schema of the world"})
-	f := newFront(t)
-	f.serve(t, db.Pool, worldConfig(s))
-	const partition = "resumed"
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	roll := rand.New(rand.NewPCG(seed, 1)).IntN
-	transport := &http.Transport{}
-	t.Cleanup(transport.CloseIdleConnections)
-	start := func(id string) *restoredDevice {
-		cut := &scissors{RoundTripper: transport, after: -1}
-		d, err := newDevice(s, deviceConfig{
-			url: f.url, partition: partition, actor: "ada", id: id, wire: ssp2.WireV3, transport: cut, limits: [3]int32{3, 2, 1},
+	for _, lane := range lanes {
+		t.Run(lane.name, func(t *testing.T) {
+			t.Parallel()
+			w := newSea(t)
+			// Keeps nothing but what the cursors of clients hold.
+			pruner, err := retention.New(w.db.Pool, retention.Config{Policy: retention.Policy{KeepCommits: -1}, Clock: w.clock})
+			require.NoError(t, err)
+			h := &history{pool: w.db.Pool, schema: w.schema, partition: "sea", places: w.places}
+			a := newAudit(w.schema, "sea")
+			d := w.device(t, "sea", "interrupted", lane.accept)
+			pins := map[string]int64{}
+			rounds, resumed := 0, 0
+			for open := true; open; rounds++ {
+				require.Less(t, rounds, 200)
+				n := d.network
+				n.to, n.cdn, n.skip, n.after = rounds%len(w.all), (rounds+1)%len(w.all), 0, -1
+				switch w.roll(3) {
+				case 0:
+					n.path, n.after = "/sync", 200+w.roll(600)
+				case 1:
+					n.path, n.after, n.skip = "/segments/", w.roll(200), w.roll(2)
+				}
+				if _, err := d.Pull(t.Context()); err != nil {
+					require.True(t, tolerable(err) || errors.Is(err, errCut), "%v", err)
+				}
+				open = false
+				for _, table := range w.schema.Tables {
+					cursor, complete := d.Cursor(table.Name)
+					open = open || !complete
+					pin, begun := pins[table.Name]
+					if begun && !complete {
+						require.Equal(t, pin, cursor, "the pin of %s", table.Name)
+						resumed++
+					}
+					if !begun && cursor >= 0 {
+						pins[table.Name] = cursor
+					}
+				}
+				if rounds < 20 {
+					w.write(1)
+					require.NoError(t, h.move(t.Context(), w.roll))
+					require.NoError(t, a.read(t.Context(), w.db.Pool))
+					_, err = pruner.Prune(t.Context(), "sea", nil)
+					require.NoError(t, err)
+				}
+				w.restart((rounds + 1) % len(w.all)) // which then remembers nothing
+			}
+			if lane.accept&ssp2.AcceptSQLite == 0 {
+				require.Positive(t, resumed)
+			}
+			d.network.after = -1
+			smooth := w.device(t, "sea", "uninterrupted", lane.accept)
+			require.NoError(t, a.read(t.Context(), w.db.Pool))
+			for _, d := range []*historyDevice{d, smooth} {
+				_, err = d.CatchUp(t.Context())
+				require.NoError(t, err)
+				for _, table := range w.schema.Tables {
+					require.NoError(t, a.replica(d.device, table.Name, nil))
+					cursor, _ := d.Cursor(table.Name)
+					require.Equal(t, a.maxSeq, cursor)
+				}
+			}
+			t.Logf("%d rounds, %d moves, horizon %d", rounds, h.moves, a.horizon)
 		})
-		require.NoError(t, err)
-		require.NoError(t, d.subscribeAll())
-		require.NoError(t, d.Acquire(t.Context()))
-		return &restoredDevice{d, cut}
 	}
-	writer := start("writer")
-	write := func(n int) {
-		for range n {
-			c, err := writer.newCommit(roll)
-			require.NoError(t, err)
-			require.NoError(t, writer.deliver(t.Context(), c))
-		}
-	}
-	// Keeps nothing but what the cursors of clients hold.
-	pruner, err := retention.New(db.Pool, retention.Config{Policy: retention.Policy{KeepCommits: -1}})
-	require.NoError(t, err)
-	write(60)
-	interrupted := start("interrupted")
-	h := &history{pool: db.Pool, schema: s, partition: partition}
-	rounds := 0
-	for ; ; rounds++ {
-		require.Less(t, rounds, 200)
-		interrupted.scissors.after = -1
-		if rounds%2 == 0 {
-			interrupted.scissors.after = 200 + roll(600)
-		}
-		if _, err := interrupted.Pull(t.Context()); err != nil {
-			require.True(t, tolerable(err) || errors.Is(err, errCut), "%v", err)
-		}
-		done := true
-		for _, table := range s.Tables {
-			_, complete := interrupted.Cursor(table.Name)
-			done = done && complete
-		}
-		if done {
-			break
-		}
-		if rounds < 20 {
-			write(1)
-			require.NoError(t, h.move(t.Context(), roll))
-			_, err = pruner.Prune(t.Context(), partition, nil)
-			require.NoError(t, err)
-		}
-		f.serve(t, db.Pool, worldConfig(s)) // another instance, which remembers nothing
-	}
-	interrupted.scissors.after = -1
-	_, err = interrupted.CatchUp(t.Context())
-	require.NoError(t, err)
-	smooth := start("uninterrupted")
-	_, err = smooth.CatchUp(t.Context())
-	require.NoError(t, err)
-	a := auditRows(t, db.Pool, s, partition)
-	for _, table := range s.Tables {
-		require.NoError(t, a.replica(smooth.device, table.Name, nil))
-		require.NoError(t, a.replica(interrupted.device, table.Name, nil))
-	}
-	t.Logf("%d rounds, %d moves", rounds, h.moves)
 }
 
 // TestPruningPastABootstrap: a bootstrap that stopped between two pages, and whose pin is
