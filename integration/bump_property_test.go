@@ -62,7 +62,7 @@ func (s *drawnSchema) compile(t require.TestingT) *schema.Schema {
 		}
 		indexes := ""
 		if table.indexed != "" {
-			indexes = fmt.Sprintf(`,"indexes":[{"name":"ix_%s","columns":[%q]}]`, table.indexed, table.indexed)
+			indexes = fmt.Sprintf(`,"indexes":[{"name":"%s_by_%s","columns":[%q]}]`, table.name, table.indexed, table.indexed)
 		}
 		tables[i] = fmt.Sprintf(`{"name":%q,"primaryKey":"id","materialize":%t,"columns":[%s],"scopes":[{"pattern":"team:{team}"}]%s}`,
 			table.name, table.materialize, strings.Join(columns, ","), indexes)
