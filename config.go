@@ -61,7 +61,8 @@ type Config struct {
 	// there with the same keys, scopes, types and nullability, and what Schema has more must
 	// be tables or nullable columns. An update of such a client leaves the columns it does
 	// not know as they are. ResolveScopes, validators and all the rest see Schema only.
-	// Clients of any other version are told to upgrade (§1.6). A socket of an older client
+	// Clients of any other version are told to upgrade (§1.6). Ready refuses a version from
+	// before one that could not have served it, since its clients would miss changes. A socket of an older client
 	// gets wake-ups instead of deltas until a round over it tells the version. Default: none.
 	OlderSchemas []*Schema
 

@@ -118,6 +118,8 @@ func schemaHelp(err error) string {
 	switch {
 	case err == nil, errors.Is(err, schemaddl.ErrNotInstalled), errors.Is(err, schemaddl.ErrFunctionsStale):
 		return "run `syncpg schema apply`"
+	case errors.As(err, new(*schemaddl.OlderError)):
+		return "leave this version out, so that its clients are told to upgrade"
 	case errors.As(err, new(*schemaddl.LayoutError)), errors.As(err, new(*schemaddl.VersionError)):
 		return "compare with `syncpg schema check`"
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -81,7 +82,7 @@ func newServer(pool *pgxpool.Pool, cfg Config) (*Server, error) {
 	sink := events.Safe(cfg.Events, cfg.Logger)
 	s := &Server{
 		pool: pool, schema: cfg.Schema, log: cfg.Logger,
-		ddl: schemaddl.Options{AppSchema: cfg.AppSchema},
+		ddl: schemaddl.Options{AppSchema: cfg.AppSchema, Older: slices.Clone(cfg.OlderSchemas)},
 	}
 	epochs := gate.New(pool, cfg.Clock)
 	versions, err := schema.NewVersions(cfg.Schema, cfg.OlderSchemas...)

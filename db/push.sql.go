@@ -15,6 +15,7 @@ const PushAdmit = `-- name: PushAdmit :one
 
 select a.locked::boolean as locked,
        a.oversized::boolean as oversized,
+       coalesce(a.moving, false)::boolean as moving,
        coalesce(a.log_epoch, '')::text as log_epoch,
        coalesce(a.epoch_required, false)::boolean as epoch_required,
        coalesce(a.schema_version, 0)::integer as schema_version,
@@ -43,7 +44,7 @@ select a.locked::boolean as locked,
          p_client_ids => $3::text[], p_commit_clients => $4::integer[], p_commit_ids => $5::text[],
          p_tables => $6::text[], p_row_ids => $7::text[], p_max_bytes => $8::bigint,
          p_parent_tables => $9::text[], p_parent_rows => $10::text[], p_reached_tables => $11::text[])
-       as a(locked, oversized, log_epoch, epoch_required, schema_version, pending_projection, max_commit_seq, horizon_seq,
+       as a(locked, oversized, moving, log_epoch, epoch_required, schema_version, pending_projection, max_commit_seq, horizon_seq,
             client_actors, outcome_ords, outcome_statuses, outcome_seqs, outcome_results, outcome_details,
             outcome_recorded, outcome_ids, outcome_versions, row_ords, row_versions, row_payloads, row_column_versions,
             tombstone_ords, tombstone_seqs, single_tables, parent_ords)
@@ -66,6 +67,7 @@ type PushAdmitParams struct {
 type PushAdmitRow struct {
 	Locked            bool
 	Oversized         bool
+	Moving            bool
 	LogEpoch          string
 	EpochRequired     bool
 	SchemaVersion     int32
@@ -97,10 +99,11 @@ type PushAdmitRow struct {
 // rows they touch are (tables[i], row_ids[i]); they refer to the rows
 // (parent_tables[i], parent_rows[i]), and what they delete may lead to writes of
 // reached_tables. Guarantees: locked is false exactly
-// when every outcome is known; otherwise everything returned was read after the
-// lock was granted, and no constraint or trigger is added to the tables before the
-// transaction ends. Locks: the partition's row of sync_partitions FOR UPDATE; the
-// app tables named and reached, ROW EXCLUSIVE.
+// when every outcome is known or the schema is moving; otherwise everything returned
+// was read after the lock was granted, and no constraint or trigger is added to the
+// tables, and no other schema installed, before the transaction ends. Locks: advisory
+// (0x73796e63, 2), shared; the partition's row of sync_partitions FOR UPDATE; the app
+// tables named and reached, ROW EXCLUSIVE.
 func (q *Queries) PushAdmit(ctx context.Context, arg PushAdmitParams) (PushAdmitRow, error) {
 	row := q.db.QueryRow(ctx, PushAdmit,
 		arg.Partition,
@@ -119,6 +122,7 @@ func (q *Queries) PushAdmit(ctx context.Context, arg PushAdmitParams) (PushAdmit
 	err := row.Scan(
 		&i.Locked,
 		&i.Oversized,
+		&i.Moving,
 		&i.LogEpoch,
 		&i.EpochRequired,
 		&i.SchemaVersion,
@@ -217,6 +221,38 @@ func (q *Queries) PushAppend(ctx context.Context, arg PushAppendParams) (int64, 
 	var max_commit_seq int64
 	err := row.Scan(&max_commit_seq)
 	return max_commit_seq, err
+}
+
+const PushReadLayouts = `-- name: PushReadLayouts :many
+select l.layout from syncpg.sync_schema_layouts as l
+ where l.partition = '' and l.schema_version = any($1::integer[])
+`
+
+type PushReadLayoutsParams struct {
+	SchemaVersions []int32
+}
+
+// PushReadLayouts reads the layouts of earlier schema versions, for the rows in stored
+// outcomes. Guarantees: none; a version that was never installed here is left out. Locks:
+// none.
+func (q *Queries) PushReadLayouts(ctx context.Context, arg PushReadLayoutsParams) ([]string, error) {
+	rows, err := q.db.Query(ctx, PushReadLayouts, arg.SchemaVersions)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []string
+	for rows.Next() {
+		var layout string
+		if err := rows.Scan(&layout); err != nil {
+			return nil, err
+		}
+		items = append(items, layout)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 const PushRecordOutcomes = `-- name: PushRecordOutcomes :exec

@@ -38,6 +38,16 @@ create table syncpg.sync_schema_meta (
 comment on table syncpg.sync_schema_meta is
   'The installed app schema: version, stored layout (canonical JSON), owned indexes and a digest of the generated functions. One row, under the empty partition, for the whole database.';
 
+create table syncpg.sync_schema_layouts (
+  partition       text collate "C" not null default '' check (partition = ''),
+  schema_version  integer not null check (schema_version >= 1),
+  layout          text not null,
+  installed_at_ms bigint not null,
+  primary key (partition, schema_version)
+);
+comment on table syncpg.sync_schema_layouts is
+  'The app schemas that were installed before the present one: stored outcomes have rows in their layouts, and which older clients can go on depends on all versions in between. Under the empty partition, for the whole database.';
+
 create table syncpg.sync_partitions (
   partition      text collate "C" not null,
   max_commit_seq bigint not null default 0 check (max_commit_seq >= 0),
@@ -300,5 +310,6 @@ drop table syncpg.sync_commits;
 drop table syncpg.sync_epoch_rule;
 drop table syncpg.sync_partition_registry;
 drop table syncpg.sync_partitions;
+drop table syncpg.sync_schema_layouts;
 drop table syncpg.sync_schema_meta;
 drop table syncpg.sync_migrations;

@@ -196,7 +196,7 @@ create function syncpg.sync_admit_push(
   p_tables text[], p_row_ids text[], p_max_bytes bigint,
   p_parent_tables text[], p_parent_rows text[], p_reached_tables text[])
 returns table (
-  locked boolean, oversized boolean,
+  locked boolean, oversized boolean, moving boolean,
   log_epoch text, epoch_required boolean,
   schema_version integer, pending_projection text,
   max_commit_seq bigint, horizon_seq bigint,
@@ -215,6 +215,7 @@ as $$
 begin
   locked := false;
   oversized := false;
+  moving := false;
   loop
     select array_agg(o.ord), array_agg(o.status), array_agg(coalesce(o.commit_seq, 0)),
            array_agg(o.results) filter (where o.bytes <= p_max_bytes),
@@ -225,6 +226,10 @@ begin
       from (select f.*, sum(octet_length(f.results)) over (rows unbounded preceding) as bytes
               from syncpg.sync_find_outcomes(p_partition, p_client_ids, p_commit_clients, p_commit_ids) as f) as o;
     exit when locked or coalesce(cardinality(outcome_ords), 0) = cardinality(p_commit_ids);
+    -- Whoever moves the schema waits for this lock, or has it for as long as that takes:
+    -- too long for a connection to wait.
+    moving := not pg_try_advisory_xact_lock_shared(1937337955, 2);
+    exit when moving;
     -- Everything below is a statement of its own, with a snapshot taken after
     -- this lock was granted: it sees what the previous holder committed.
     select p.max_commit_seq, p.horizon_seq
@@ -237,18 +242,26 @@ begin
     end if;
   end loop;
 
-  select r.log_epoch, r.epoch_required, m.schema_version, b.name
-    into sync_admit_push.log_epoch, sync_admit_push.epoch_required, sync_admit_push.schema_version, pending_projection
-    from syncpg.sync_partition_registry as r
-    left join lateral (
-      select x.schema_version from syncpg.sync_schema_meta as x where x.partition = '' limit 1
-    ) as m on true
-    left join lateral (
-      select x.name from syncpg.sync_backfill_checkpoints as x
-       where x.partition = p_partition and x.schema_version = m.schema_version and x.state <> 'activated'
-       order by x.name limit 1
-    ) as b on true
-   where r.partition = p_partition;
+  if moving then
+    -- The stored version cannot be read before the move is over.
+    select r.log_epoch, r.epoch_required
+      into sync_admit_push.log_epoch, sync_admit_push.epoch_required
+      from syncpg.sync_partition_registry as r
+     where r.partition = p_partition;
+  else
+    select r.log_epoch, r.epoch_required, m.schema_version, b.name
+      into sync_admit_push.log_epoch, sync_admit_push.epoch_required, sync_admit_push.schema_version, pending_projection
+      from syncpg.sync_partition_registry as r
+      left join lateral (
+        select x.schema_version from syncpg.sync_schema_meta as x where x.partition = '' limit 1
+      ) as m on true
+      left join lateral (
+        select x.name from syncpg.sync_backfill_checkpoints as x
+         where x.partition = p_partition and x.schema_version = m.schema_version and x.state <> 'activated'
+         order by x.name limit 1
+      ) as b on true
+     where r.partition = p_partition;
+  end if;
 
   client_actors := array(
     select coalesce(c.actor_id, '')
@@ -286,7 +299,7 @@ begin
 end
 $$;
 comment on function syncpg.sync_admit_push(text, bigint, text[], integer[], text[], text[], text[], bigint, text[], text[], text[]) is
-  'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, the tables that need a statement per operation (sync_lock_tables), those of p_reached_tables included, and which of the parents (p_parent_tables[i], p_parent_rows[i]) are rows. In arrays, 0 and '''' stand for no seq, no details, no owner, no column versions. Outcomes or rows of more than p_max_bytes are not returned: oversized. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then the app tables named and reached, ROW EXCLUSIVE.';
+  'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, the tables that need a statement per operation (sync_lock_tables), those of p_reached_tables included, and which of the parents (p_parent_tables[i], p_parent_rows[i]) are rows. In arrays, 0 and '''' stand for no seq, no details, no owner, no column versions. Outcomes or rows of more than p_max_bytes are not returned: oversized. moving: the schema is being moved to another version, and nothing was locked or read beside the known outcomes. READ COMMITTED only. Locks, unless every outcome is known: advisory (0x73796e63, 2), shared and tried, then the partition''s row of sync_partitions FOR UPDATE; then the app tables named and reached, ROW EXCLUSIVE.';
 
 create function syncpg.sync_append_commits(
   p_partition text, p_base_seq bigint, p_now bigint, p_writer_version integer,

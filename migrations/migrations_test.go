@@ -101,6 +101,7 @@ func fingerprint(t *testing.T, conn *pgx.Conn) []string {
 var rows = map[int]string{
 	1: `
 	insert into syncpg.sync_schema_meta (schema_version, layout, index_signatures, functions_digest, installed_at_ms) values (1, '{}', '[]', 'd', 1);
+	insert into syncpg.sync_schema_layouts (schema_version, layout, installed_at_ms) values (1, '{}', 1);
 	insert into syncpg.sync_partitions (partition, max_commit_seq) values ('p', 1);
 	insert into syncpg.sync_partition_registry (partition, log_epoch, created_at_ms, last_seen_ms) values ('p', 'e', 1, 1);
 	insert into syncpg.sync_epoch_rule (required_since_ms) values (1);

@@ -22,7 +22,7 @@ var (
 	scanRows    = pgtx.NewStatement(db.PullScanRows)
 	pinPlans    = pgtx.NewStatement(db.PullPinPlans)
 
-	statements = []pgtx.Statement{pgtx.BeginSnapshot, readGate, readWindows, scanRows, pinPlans, pgtx.Commit}
+	statements = []pgtx.Statement{pgtx.BeginSnapshot, pgtx.HoldSchema, readGate, readWindows, scanRows, pinPlans, pgtx.Commit}
 )
 
 // sqlStateUnscoped is raised for a scan without a scope (004_pull.sql).
@@ -176,6 +176,7 @@ func (p *Pull) flush(ctx context.Context, w work, classify func() error) error {
 	batch := &pgx.Batch{}
 	queue := func(s pgtx.Statement, args ...any) { session.Queue(batch, s, args...) }
 	queue(pgtx.BeginSnapshot)
+	queue(pgtx.HoldSchema)
 	queue(readGate, p.req.Partition, p.req.ClientID, p.digest)
 	readLease := p.req.Lease != nil && !p.leaseRead
 	if readLease {
@@ -191,7 +192,7 @@ func (p *Pull) flush(ctx context.Context, w work, classify func() error) error {
 	if w.stream != nil {
 		sc := w.stream.scan
 		if err := session.Prepare(ctx, sc.stream); err != nil {
-			return err
+			return gate.Moved(err)
 		}
 		var most int64
 		asked, most = sc.ask(w.stream.pages)
@@ -207,6 +208,9 @@ func (p *Pull) flush(ctx context.Context, w work, classify func() error) error {
 	defer func() { _ = results.Close() }() // a failure shows in what is read
 	if _, err := results.Exec(); err != nil {
 		return fmt.Errorf("beginning: %w", err)
+	}
+	if _, err := results.Exec(); err != nil {
+		return fmt.Errorf("waiting for the schema: %w", err)
 	}
 	if err := p.readGate(results); err != nil || p.Reset {
 		return err

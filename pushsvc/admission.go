@@ -4,11 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/syncpg/syncpg/db"
 	"github.com/syncpg/syncpg/events"
@@ -40,6 +41,7 @@ type request struct {
 	schema *schema.Schema
 	// versions are those of the service.
 	versions *schema.Versions
+	past     *sync.Map
 	// trusted says that host code made it (SEMANTICS §5): it knows no log epoch, and
 	// columns that it leaves out of a new row are NULL.
 	trusted bool
@@ -54,7 +56,7 @@ type request struct {
 }
 
 func (s *Service) newRequest(ctx context.Context, req Request) *request {
-	r := &request{Request: req, ctx: ctx, done: make(chan struct{}), schema: s.schema, versions: s.versions}
+	r := &request{Request: req, ctx: ctx, done: make(chan struct{}), schema: s.schema, versions: s.versions, past: &s.past}
 	if v := req.SchemaVersion; v != 0 && v != s.schema.Version {
 		r.schema, _ = s.versions.Schema(v) // validated before
 		r.pushed = s.versions.View(v, s.schema.Version)
@@ -113,10 +115,13 @@ type admitted struct {
 	locked bool
 	// oversized says that outcomes and rows were too much to return.
 	oversized bool
-	epoch     gate.Epoch
-	version   int32 // installed schema version
-	pending   string
-	lastSeq   int64 // newest seq
+	// moving says that the schema is being moved to another version, and nothing was read
+	// but known outcomes.
+	moving  bool
+	epoch   gate.Epoch
+	version int32 // installed schema version
+	pending string
+	lastSeq int64 // newest seq
 	// single marks the tables, by index, of which every operation needs a statement
 	// of its own; nil when there are none.
 	single []bool
@@ -125,8 +130,8 @@ type admitted struct {
 // connection is what a transaction runs on: a connection of the pool, or a transaction of
 // the host.
 type connection interface {
+	db.DBTX
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
-	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Conn() *pgx.Conn
 }
 
@@ -204,7 +209,7 @@ func (t *transaction) admit(ctx context.Context) (err error) {
 
 	parents := t.askReferences(&params, written)
 	if err := t.prepare(ctx, written); err != nil {
-		return err
+		return gate.Moved(err)
 	}
 	f := t.newFlush()
 	if t.joined {
@@ -224,7 +229,42 @@ func (t *transaction) admit(ctx context.Context) (err error) {
 	for _, ord := range row.ParentOrds {
 		t.state.parents[parents[ord-1]] = true
 	}
+	if err := t.readLayouts(ctx, row.OutcomeVersions); err != nil {
+		return err
+	}
 	return t.read(&row, keys)
+}
+
+// readLayouts sees to it that rows in stored outcomes can be read, whose schema version may
+// not be served any more: one round trip, the first time that one is met.
+func (t *transaction) readLayouts(ctx context.Context, versions []int32) error {
+	var missing []int32
+	for _, v := range versions {
+		if _, served := t.s.versions.Schema(v); served || slices.Contains(missing, v) {
+			continue
+		}
+		if _, known := t.s.past.Load(v); !known {
+			missing = append(missing, v)
+		}
+	}
+	if missing == nil {
+		return nil
+	}
+	layouts, err := db.New(t.conn).PushReadLayouts(ctx, db.PushReadLayoutsParams{SchemaVersions: missing})
+	if err != nil {
+		return fmt.Errorf("reading the layouts of stored outcomes: %w", err)
+	}
+	for _, v := range missing {
+		t.s.past.Store(v, (*schema.Schema)(nil))
+	}
+	for _, text := range layouts {
+		s, err := schema.ParseLayout([]byte(text))
+		if err != nil {
+			return internal("reading the layouts of stored outcomes", err)
+		}
+		t.s.past.Store(s.Version, s)
+	}
+	return nil
 }
 
 // prepare makes the statements of a push that writes these tables, by index, ready on
@@ -269,7 +309,7 @@ func (t *transaction) read(row *db.PushAdmitRow, keys []rowKey) error {
 		return errPartitionGone
 	}
 	t.admitted = admitted{
-		locked: row.Locked, oversized: row.Oversized, epoch: gate.Epoch{LogEpoch: row.LogEpoch, Required: row.EpochRequired},
+		locked: row.Locked, oversized: row.Oversized, moving: row.Moving, epoch: gate.Epoch{LogEpoch: row.LogEpoch, Required: row.EpochRequired},
 		version: row.SchemaVersion, pending: row.PendingProjection, lastSeq: row.MaxCommitSeq,
 	}
 	for i, r := range t.requests {
@@ -325,6 +365,8 @@ func (t *transaction) checkGate() {
 			r.resp = &Response{Reset: true, LogEpoch: t.admitted.epoch.LogEpoch}
 		case r.actor != "" && r.actor != r.Actor:
 			r.err = ssp2.Errorf(ssp2.CodeInvalidClientID, "this client id belongs to another actor")
+		case t.admitted.moving:
+			r.err = gate.Moving()
 		default:
 			r.err = gate.Ready(t.s.schema.Version, t.admitted.version, t.admitted.pending)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
@@ -191,16 +192,18 @@ func (r *request) results(c *commit) []ssp2.OpResult {
 }
 
 // translate turns row and columns of a conflict from one schema version into the
-// client's. It is false when they cannot be read: the version they were stored in is not
-// served any more and had other columns, or the commit is not the one that conflicted.
+// client's. It is false when they cannot be read: the client's version has no place for
+// what is in them, or the commit is not the one that conflicted.
 func (r *request) translate(c *commit, from int32, result *ssp2.OpResult) bool {
 	if int(result.OpIndex) >= len(c.ops) {
 		return false
 	}
 	op := &c.ops[result.OpIndex]
-	stored, known := r.versions.Schema(from)
-	if !known {
-		stored = r.versions.Newest()
+	stored, served := r.versions.Schema(from)
+	if !served {
+		if stored, served = r.pastSchema(from); !served {
+			stored = r.versions.Newest()
+		}
 	}
 	table, ok := stored.Table(op.Table)
 	if !ok {
@@ -216,12 +219,9 @@ func (r *request) translate(c *commit, from int32, result *ssp2.OpResult) bool {
 	if stored == r.schema {
 		return true
 	}
-	to, rows := r.versions.View(stored.Version, r.schema.Version).Rows(table)
-	switch {
-	case to == nil:
-		return false
-	case rows == nil:
-		return true
+	rows, ok := r.project(stored, table)
+	if !ok || rows == nil {
+		return ok
 	}
 	if result.ServerRow, err = rows.AppendRow(nil, result.ServerRow); err != nil {
 		return false
@@ -230,4 +230,32 @@ func (r *request) translate(c *commit, from int32, result *ssp2.OpResult) bool {
 		result.ConflictColumns = rows.Columns(result.ConflictColumns)
 	}
 	return true
+}
+
+// pastSchema returns a schema that was installed before, as far as its layout tells.
+func (r *request) pastSchema(version int32) (*schema.Schema, bool) {
+	v, _ := r.past.Load(version)
+	s, _ := v.(*schema.Schema)
+	return s, s != nil
+}
+
+// project returns what turns rows of a table of a schema into the client's, nil when they
+// are the same. It is false when nothing does.
+func (r *request) project(from *schema.Schema, table *schema.Table) (*ssp2.Projection, bool) {
+	if view := r.versions.View(from.Version, r.schema.Version); view != nil {
+		to, rows := view.Rows(table)
+		return rows, to != nil
+	}
+	to, ok := r.schema.Table(table.Name)
+	if !ok {
+		return nil, false
+	}
+	rows, err := ssp2.NewProjection(table.Wire, to.Wire)
+	if err != nil {
+		return nil, false
+	}
+	if rows.Identical() {
+		rows = nil
+	}
+	return rows, true
 }

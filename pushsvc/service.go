@@ -83,6 +83,7 @@ type Service struct {
 	pool          *pgxpool.Pool
 	schema        *schema.Schema
 	versions      *schema.Versions
+	past          sync.Map // schema version to *schema.Schema: of stored outcomes, not served any more; nil: not known
 	clock         func() time.Time
 	maxOperations int
 	gate          *gate.Gate

@@ -21,7 +21,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Hub, error) {
 		listen = fanout.FromPool(pool)
 	}
 	fan, err := fanout.New(pool, fanout.Config{
-		Sink: h, Listen: listen, PollInterval: cfg.PollInterval, Events: cfg.Events, Logger: cfg.Logger, MaxCommitBytes: int64(cfg.MaxDeltaBytes),
+		Sink: h, SchemaVersion: cfg.Schema.Version, Listen: listen, PollInterval: cfg.PollInterval, Events: cfg.Events,
+		Logger: cfg.Logger, MaxCommitBytes: int64(cfg.MaxDeltaBytes),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("realtime: %w", err)

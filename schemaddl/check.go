@@ -40,6 +40,18 @@ func (e *LayoutError) Error() string {
 	return b.String()
 }
 
+// OlderError says that clients of an older schema version cannot go on in this database.
+type OlderError struct {
+	Version int32
+	Err     error
+}
+
+func (e *OlderError) Error() string {
+	return fmt.Sprintf("older schema version %d: %v", e.Version, e.Err)
+}
+
+func (e *OlderError) Unwrap() error { return e.Err }
+
 const columnsSQL = `
 select c.relname, a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull
   from pg_catalog.pg_class as c
@@ -59,8 +71,8 @@ select c.relname,
  where n.nspname = $1 and c.relname = any($2::text[])`
 
 // Check compares a database with a schema and writes nothing. It returns
-// [ErrNotInstalled], a *[VersionError], a *[LayoutError] or [ErrFunctionsStale];
-// nil when the server may serve.
+// [ErrNotInstalled], a *[VersionError], a *[LayoutError], an *[OlderError] or
+// [ErrFunctionsStale]; nil when the server may serve.
 func Check(ctx context.Context, db Querier, s *schema.Schema, o Options) error {
 	o = o.withDefaults()
 	var version int32
@@ -80,6 +92,17 @@ func Check(ctx context.Context, db Querier, s *schema.Schema, o Options) error {
 	}
 	if err := checkCatalog(ctx, db, s, o); err != nil {
 		return err
+	}
+	if len(o.Older) > 0 {
+		history, err := readHistory(ctx, db)
+		if err != nil {
+			return err
+		}
+		for _, older := range o.Older {
+			if err := schema.CheckHistory(older, history); err != nil {
+				return &OlderError{Version: older.Version, Err: err}
+			}
+		}
 	}
 	if digest != functionsDigest(functionStatements(s, o.AppSchema)) {
 		return ErrFunctionsStale
@@ -130,14 +153,16 @@ func checkCatalog(ctx context.Context, db Querier, s *schema.Schema, o Options) 
 		return err
 	}
 	for _, t := range s.Tables {
-		if err := checkTable(t, columns[t.Name], keys[t.Name]); err != nil {
+		if err := checkTable(t, nil, columns[t.Name], keys[t.Name]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func checkTable(t *schema.Table, columns map[string]catalogColumn, key []string) error {
+// checkTable compares a table with the catalog: of its stored columns those for which only
+// is true, nil for all.
+func checkTable(t *schema.Table, only func(column int) bool, columns map[string]catalogColumn, key []string) error {
 	mismatch := func(column, reason, expected, actual string) error {
 		return &LayoutError{
 			Code:  ssp2.CodeStoragePhysicalLayoutMismatch,
@@ -159,6 +184,9 @@ func checkTable(t *schema.Table, columns map[string]catalogColumn, key []string)
 		}
 	}
 	for _, i := range StoredColumns(t) {
+		if only != nil && !only(i) {
+			continue
+		}
 		name, want := t.Columns[i].Name, columnType(t, i)
 		got, ok := columns[name]
 		switch {

@@ -4,6 +4,7 @@
 // through [QuoteIdent] and values through parameters, never into the text.
 //
 // [Install] is for a database that has no schema yet, and repeats without effect
-// on one that has this very schema. [Check] only compares. A database with another
-// schema version is refused by both.
+// on one that has this very schema. [Apply] also goes from an earlier version to a later
+// one; [PlanBump] says what that comes to. [Check] only compares. A database with a later
+// schema version is refused by all of them.
 package schemaddl

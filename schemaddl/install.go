@@ -2,7 +2,6 @@ package schemaddl
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -20,6 +19,9 @@ type Options struct {
 	AppSchema string
 	// Now is the time recorded for the installation. Default the current time.
 	Now time.Time
+	// Older are earlier schema versions that a server is to serve too. Check refuses those
+	// whose clients cannot go on (schema.CheckHistory); nobody else looks at them.
+	Older []*schema.Schema
 }
 
 func (o Options) withDefaults() Options {
@@ -58,8 +60,13 @@ type VersionError struct {
 }
 
 func (e *VersionError) Error() string {
-	return fmt.Sprintf("schema version %d is installed and this server has version %d: moving an installed schema to another version is not supported yet; "+
-		"start the server with schema version %d, or install version %d in a new database", e.Installed, e.Wanted, e.Installed, e.Wanted)
+	if e.Installed < e.Wanted {
+		return fmt.Sprintf("schema version %d is installed and this server has version %d: `syncpg schema plan` shows what is to be done, "+
+			"and `syncpg schema apply` does it", e.Installed, e.Wanted)
+	}
+	return fmt.Sprintf("schema version %d is installed and this server has version %d: an installed schema cannot go back; "+
+		"start the server with schema version %d, or install what was version %d as version %d",
+		e.Installed, e.Wanted, e.Installed, e.Wanted, e.Installed+1)
 }
 
 // Beginner starts a transaction: a *pgx.Conn, a pool, or a pgx.Tx (savepoint).
@@ -149,20 +156,12 @@ func install(ctx context.Context, tx pgx.Tx, s *schema.Schema, o Options) error 
 	if err != nil {
 		return err
 	}
-	indexes, err := ownedIndexes(s)
+	encoded, err := indexSignatures(s)
 	if err != nil {
 		return err
 	}
 	if err := run(ctx, tx, statements); err != nil {
 		return fmt.Errorf("installing schema version %d: %w", s.Version, err)
-	}
-	signatures := make(map[string]string, len(indexes))
-	for _, x := range indexes {
-		signatures[IndexName(x.declared)] = x.signature()
-	}
-	encoded, err := json.Marshal(signatures)
-	if err != nil {
-		return fmt.Errorf("encoding the index signatures: %w", err)
 	}
 	if _, err := tx.Exec(ctx, insertSQL, s.Version, string(s.Layout()), encoded,
 		functionsDigest(functionStatements(s, o.AppSchema)), o.Now.UnixMilli()); err != nil {

@@ -96,6 +96,16 @@ type ownedIndex struct {
 	columns  []string // after _sync_partition
 	unique   bool
 	rowID    bool // ends with _sync_row_id, so that a scan comes in row order
+	fresh    bool // of a bump: the database does not have it like this yet
+}
+
+// keys returns the columns of the index, ours included.
+func (x ownedIndex) keys() []string {
+	keys := append([]string{"_sync_partition"}, x.columns...)
+	if x.rowID {
+		keys = append(keys, "_sync_row_id")
+	}
+	return keys
 }
 
 // signature identifies the definition, for telling a changed index from an equal one.
@@ -108,12 +118,11 @@ func (x ownedIndex) create(appSchema string) string {
 	if x.unique {
 		unique = "unique "
 	}
-	columns := []string{"_sync_partition"}
-	for _, c := range x.columns {
-		columns = append(columns, QuoteIdent(c))
-	}
-	if x.rowID {
-		columns = append(columns, "_sync_row_id")
+	columns := x.keys()
+	for i, c := range columns {
+		if !strings.HasPrefix(c, "_sync_") { // a reserved prefix
+			columns[i] = QuoteIdent(c)
+		}
 	}
 	return fmt.Sprintf("create %sindex %s on %s.%s (%s)", unique, QuoteIdent(IndexName(x.declared)),
 		QuoteIdent(appSchema), QuoteIdent(x.table), strings.Join(columns, ", "))

@@ -3,7 +3,7 @@
 
 CREATE SCHEMA syncpg;
 
-CREATE FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint, p_parent_tables text[], p_parent_rows text[], p_reached_tables text[]) RETURNS TABLE(locked boolean, oversized boolean, log_epoch text, epoch_required boolean, schema_version integer, pending_projection text, max_commit_seq bigint, horizon_seq bigint, client_actors text[], outcome_ords integer[], outcome_statuses smallint[], outcome_seqs bigint[], outcome_results bytea[], outcome_details text[], outcome_recorded bigint[], outcome_ids uuid[], outcome_versions integer[], row_ords integer[], row_versions bigint[], row_payloads bytea[], row_column_versions text[], tombstone_ords integer[], tombstone_seqs bigint[], single_tables text[], parent_ords integer[])
+CREATE FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint, p_parent_tables text[], p_parent_rows text[], p_reached_tables text[]) RETURNS TABLE(locked boolean, oversized boolean, moving boolean, log_epoch text, epoch_required boolean, schema_version integer, pending_projection text, max_commit_seq bigint, horizon_seq bigint, client_actors text[], outcome_ords integer[], outcome_statuses smallint[], outcome_seqs bigint[], outcome_results bytea[], outcome_details text[], outcome_recorded bigint[], outcome_ids uuid[], outcome_versions integer[], row_ords integer[], row_versions bigint[], row_payloads bytea[], row_column_versions text[], tombstone_ords integer[], tombstone_seqs bigint[], single_tables text[], parent_ords integer[])
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -13,6 +13,7 @@ CREATE FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_
 begin
   locked := false;
   oversized := false;
+  moving := false;
   loop
     select array_agg(o.ord), array_agg(o.status), array_agg(coalesce(o.commit_seq, 0)),
            array_agg(o.results) filter (where o.bytes <= p_max_bytes),
@@ -23,6 +24,10 @@ begin
       from (select f.*, sum(octet_length(f.results)) over (rows unbounded preceding) as bytes
               from syncpg.sync_find_outcomes(p_partition, p_client_ids, p_commit_clients, p_commit_ids) as f) as o;
     exit when locked or coalesce(cardinality(outcome_ords), 0) = cardinality(p_commit_ids);
+    -- Whoever moves the schema waits for this lock, or has it for as long as that takes:
+    -- too long for a connection to wait.
+    moving := not pg_try_advisory_xact_lock_shared(1937337955, 2);
+    exit when moving;
     -- Everything below is a statement of its own, with a snapshot taken after
     -- this lock was granted: it sees what the previous holder committed.
     select p.max_commit_seq, p.horizon_seq
@@ -35,18 +40,26 @@ begin
     end if;
   end loop;
 
-  select r.log_epoch, r.epoch_required, m.schema_version, b.name
-    into sync_admit_push.log_epoch, sync_admit_push.epoch_required, sync_admit_push.schema_version, pending_projection
-    from syncpg.sync_partition_registry as r
-    left join lateral (
-      select x.schema_version from syncpg.sync_schema_meta as x where x.partition = '' limit 1
-    ) as m on true
-    left join lateral (
-      select x.name from syncpg.sync_backfill_checkpoints as x
-       where x.partition = p_partition and x.schema_version = m.schema_version and x.state <> 'activated'
-       order by x.name limit 1
-    ) as b on true
-   where r.partition = p_partition;
+  if moving then
+    -- The stored version cannot be read before the move is over.
+    select r.log_epoch, r.epoch_required
+      into sync_admit_push.log_epoch, sync_admit_push.epoch_required
+      from syncpg.sync_partition_registry as r
+     where r.partition = p_partition;
+  else
+    select r.log_epoch, r.epoch_required, m.schema_version, b.name
+      into sync_admit_push.log_epoch, sync_admit_push.epoch_required, sync_admit_push.schema_version, pending_projection
+      from syncpg.sync_partition_registry as r
+      left join lateral (
+        select x.schema_version from syncpg.sync_schema_meta as x where x.partition = '' limit 1
+      ) as m on true
+      left join lateral (
+        select x.name from syncpg.sync_backfill_checkpoints as x
+         where x.partition = p_partition and x.schema_version = m.schema_version and x.state <> 'activated'
+         order by x.name limit 1
+      ) as b on true
+     where r.partition = p_partition;
+  end if;
 
   client_actors := array(
     select coalesce(c.actor_id, '')
@@ -84,7 +97,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint, p_parent_tables text[], p_parent_rows text[], p_reached_tables text[]) IS 'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, the tables that need a statement per operation (sync_lock_tables), those of p_reached_tables included, and which of the parents (p_parent_tables[i], p_parent_rows[i]) are rows. In arrays, 0 and '''' stand for no seq, no details, no owner, no column versions. Outcomes or rows of more than p_max_bytes are not returned: oversized. READ COMMITTED only. Locks: the partition''s row of sync_partitions FOR UPDATE, unless every outcome is known; then the app tables named and reached, ROW EXCLUSIVE.';
+COMMENT ON FUNCTION syncpg.sync_admit_push(p_partition text, p_now bigint, p_client_ids text[], p_commit_clients integer[], p_commit_ids text[], p_tables text[], p_row_ids text[], p_max_bytes bigint, p_parent_tables text[], p_parent_rows text[], p_reached_tables text[]) IS 'Admission of a push: known outcomes; if one is missing, takes the partition lock, then reads again: the serve gate (epoch, schema version, first projection not activated), outcomes, owners of the clients, current rows and tombstones of every row named, the tables that need a statement per operation (sync_lock_tables), those of p_reached_tables included, and which of the parents (p_parent_tables[i], p_parent_rows[i]) are rows. In arrays, 0 and '''' stand for no seq, no details, no owner, no column versions. Outcomes or rows of more than p_max_bytes are not returned: oversized. moving: the schema is being moved to another version, and nothing was locked or read beside the known outcomes. READ COMMITTED only. Locks, unless every outcome is known: advisory (0x73796e63, 2), shared and tried, then the partition''s row of sync_partitions FOR UPDATE; then the app tables named and reached, ROW EXCLUSIVE.';
 
 CREATE FUNCTION syncpg.sync_append_commits(p_partition text, p_base_seq bigint, p_now bigint, p_writer_version integer, p_client_ids text[], p_commit_ids text[], p_actor_ids text[], p_change_counts integer[], p_change_commits integer[], p_change_indexes integer[], p_change_tables text[], p_change_rows text[], p_change_ops smallint[], p_change_versions bigint[], p_change_payloads bytea[], p_change_scope_sets integer[], p_scope_sets text[], p_tombstone_commits integer[], p_tombstone_tables text[], p_tombstone_rows text[], p_cleared_tables text[], p_cleared_rows text[]) RETURNS bigint
     LANGUAGE plpgsql
@@ -1910,6 +1923,17 @@ CREATE TABLE syncpg.sync_reactions (
 
 COMMENT ON TABLE syncpg.sync_reactions IS 'Durable reactions to accepted commits (§6.9), stored in the commit''s own transaction. due_at_ms is when a pending one is to run and when the lease of a leased one expires; a leased one belongs to the runner with the token lease_owner. finished_at_ms is when it was completed or dead-lettered; failure_code, failure_details and failed_at_ms are of its newest failed attempt.';
 
+CREATE TABLE syncpg.sync_schema_layouts (
+    partition text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
+    schema_version integer NOT NULL,
+    layout text NOT NULL,
+    installed_at_ms bigint NOT NULL,
+    CONSTRAINT sync_schema_layouts_partition_check CHECK ((partition = ''::text)),
+    CONSTRAINT sync_schema_layouts_schema_version_check CHECK ((schema_version >= 1))
+);
+
+COMMENT ON TABLE syncpg.sync_schema_layouts IS 'The app schemas that were installed before the present one: stored outcomes have rows in their layouts, and which older clients can go on depends on all versions in between. Under the empty partition, for the whole database.';
+
 CREATE TABLE syncpg.sync_schema_meta (
     partition text DEFAULT ''::text NOT NULL COLLATE pg_catalog."C",
     schema_version integer NOT NULL,
@@ -2017,6 +2041,9 @@ ALTER TABLE ONLY syncpg.sync_push_results
 
 ALTER TABLE ONLY syncpg.sync_reactions
     ADD CONSTRAINT sync_reactions_pkey PRIMARY KEY (partition, client_id, client_commit_id, reaction_key);
+
+ALTER TABLE ONLY syncpg.sync_schema_layouts
+    ADD CONSTRAINT sync_schema_layouts_pkey PRIMARY KEY (partition, schema_version);
 
 ALTER TABLE ONLY syncpg.sync_schema_meta
     ADD CONSTRAINT sync_schema_meta_pkey PRIMARY KEY (partition);

@@ -135,7 +135,7 @@ func startError(err error) error {
 	return err
 }
 
-// prepare migrates the database and installs the schema.
+// prepare migrates the database and installs the schema, or moves it to the version of the file.
 func (c *devCmd) prepare(ctx context.Context, pg *devpg.Server, s *syncpg.Schema) (*pgxpool.Pool, error) {
 	if err := pg.EnsureDatabase(ctx, devDatabase); err != nil {
 		return nil, err
@@ -152,7 +152,7 @@ func (c *devCmd) prepare(ctx context.Context, pg *devpg.Server, s *syncpg.Schema
 	if err := m.Up(ctx); err != nil {
 		return nil, c.fresh(err)
 	}
-	if err := schemaddl.Install(ctx, conn, s, c.options()); err != nil {
+	if _, err := schemaddl.Apply(ctx, conn, s, schemaddl.BumpOptions{Options: c.options()}); err != nil {
 		return nil, c.fresh(err)
 	}
 	cfg, err := pgxpool.ParseConfig(pg.SocketDSN(devDatabase))

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -19,7 +21,8 @@ import (
 
 type schemaCmd struct {
 	Check schemaCheckCmd `cmd:"" help:"Compile a schema and compare a database with it."`
-	Apply schemaApplyCmd `cmd:"" help:"Install a schema in a database."`
+	Plan  schemaPlanCmd  `cmd:"" help:"Show what a database lacks of a schema."`
+	Apply schemaApplyCmd `cmd:"" help:"Install a schema in a database, or move it to a later version."`
 }
 
 // sampleName is what stands for the compiled-in schema in messages.
@@ -127,7 +130,9 @@ func (c *schemaCheckCmd) Run(ctx context.Context, p *program) error {
 		return err
 	}
 	defer pool.Close()
-	if err := checkInstalled(ctx, pool, s, c.options()); err != nil {
+	o := c.options()
+	o.Older = older
+	if err := checkInstalled(ctx, pool, s, o); err != nil {
 		return err
 	}
 	p.printf("\nthe database has this schema\n")
@@ -151,72 +156,222 @@ func asState(err error) error {
 	var layout *schemaddl.LayoutError
 	var version *schemaddl.VersionError
 	var migration *migrations.VersionError
-	if errors.Is(err, schemaddl.ErrNotInstalled) || errors.Is(err, schemaddl.ErrFunctionsStale) ||
+	var bump *schemaddl.BumpError
+	var older *schemaddl.OlderError
+	if errors.As(err, &bump) || errors.As(err, &older) || errors.Is(err, schemaddl.ErrNotInstalled) || errors.Is(err, schemaddl.ErrFunctionsStale) ||
 		errors.As(err, &layout) || errors.As(err, &version) || errors.As(err, &migration) {
 		return stateError{err}
 	}
 	return err
 }
 
+type dropFlag struct {
+	Drop bool `name:"drop" help:"Delete the columns and tables that the new version does not have, with their values. Without it they stay in the database, and nothing reads or writes them any more."`
+}
+
+func (f schemaFlags) bump(drop dropFlag) schemaddl.BumpOptions {
+	return schemaddl.BumpOptions{Options: f.options(), Drop: drop.Drop}
+}
+
+type schemaPlanCmd struct {
+	schemaFlags
+	dropFlag
+	JSON bool `name:"json" help:"As JSON: from, to, steps, rewrites, logChanges, logBytes. null: nothing is to be done."`
+}
+
+// Help explains the command.
+func (*schemaPlanCmd) Help() string {
+	return "Shows what `schema apply` would do, and whether something stands in the way: exit code 3. It looks at schemas and " +
+		"rows, and writes nothing."
+}
+
+// Run shows a plan.
+func (c *schemaPlanCmd) Run(ctx context.Context, p *program) error {
+	s, name, err := loadSchema(c.Schema)
+	if err != nil {
+		return err
+	}
+	pool, err := c.pool(ctx, p)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if _, err := migrations.Check(ctx, pool); err != nil {
+		return asState(err)
+	}
+	plan, err := schemaddl.PlanBump(ctx, pool, s, c.bump(c.dropFlag))
+	switch {
+	case err != nil:
+		return asState(err)
+	case c.JSON:
+		return p.printJSON(plan)
+	case plan == nil:
+		p.printf("nothing to do: the database has %s, version %d\n", name, s.Version)
+		return nil
+	}
+	return printBump(p, plan)
+}
+
 type schemaApplyCmd struct {
 	schemaFlags
-	DryRun bool `name:"dry-run" help:"Print the statements and run none of them."`
+	dropFlag
+	DryRun bool `name:"dry-run" help:"Show what is to be done, and do nothing."`
 }
 
 // Help explains the command.
 func (*schemaApplyCmd) Help() string {
-	return "Creates the app's tables, their indexes and the generated functions, in one transaction. Applying the installed " +
-		"schema again changes nothing, except that generated functions of another build are replaced. Moving an installed " +
-		"schema to another version is not supported yet."
+	return "Creates the app's tables, their indexes and the generated functions; or moves an installed schema to a later version, " +
+		"which may rewrite rows and log. All of it is one transaction: after an error or an interruption nothing has changed. " +
+		"While it moves, pushes are answered with an error that clients retry; pulls go on, and wait while tables are changed. " +
+		"Applying the installed schema again changes nothing, except that generated functions of another build are replaced. " +
+		"`schema plan` shows what is to be done."
 }
 
-// Run installs a schema.
+// Run installs a schema, or moves it to a later version.
 func (c *schemaApplyCmd) Run(ctx context.Context, p *program) error {
 	s, name, err := loadSchema(c.Schema)
 	if err != nil {
 		return err
 	}
-	plan, err := schemaddl.Plan(s, c.options())
+	statements, err := schemaddl.Plan(s, c.options())
 	if err != nil {
 		return err
 	}
 	pool, err := c.pool(ctx, p)
 	if c.DryRun && errors.Is(err, config.ErrNoDatabase) {
-		// The statements do not depend on the database.
-		printStatements(p, plan)
+		// The statements of an installation do not depend on the database.
+		printStatements(p, statements)
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	found := checkInstalled(ctx, pool, s, c.options())
-	stale, missing := errors.Is(found, schemaddl.ErrFunctionsStale), errors.Is(found, schemaddl.ErrNotInstalled)
-	switch {
-	case found == nil:
-		p.printf("nothing to do: the database has %s, version %d\n", name, s.Version)
-		return nil
-	case !stale && !missing:
-		return found
-	case !c.DryRun:
-		if err := schemaddl.Install(ctx, pool, s, c.options()); err != nil {
-			return asState(err)
-		}
+	if _, err := migrations.Check(ctx, pool); err != nil {
+		return asState(err)
+	}
+	var done *schemaddl.Bump
+	if o := c.bump(c.dropFlag); c.DryRun {
+		done, err = schemaddl.PlanBump(ctx, pool, s, o)
+	} else {
+		o.Progress = newProgress(p.stderr, time.Now).tell
+		done, err = schemaddl.Apply(ctx, pool, s, o)
+	}
+	if err != nil {
+		return asState(err)
 	}
 	// What was done, once it stands, or else what would be.
 	switch {
-	case stale:
+	case done == nil:
+		p.printf("nothing to do: the database has %s, version %d\n", name, s.Version)
+		return nil
+	case done.From == done.To:
 		p.printf("replace the generated functions, which are of another build\n")
+	case done.From > 0:
+		if err := printBump(p, done); err != nil {
+			return err
+		}
 	case c.DryRun:
-		printStatements(p, plan)
+		printStatements(p, statements)
 	default:
-		printPlan(p, plan)
+		printPlan(p, statements)
 	}
 	if c.DryRun {
 		return nil
 	}
 	p.printf("installed %s, version %d\n", name, s.Version)
 	return nil
+}
+
+// printBump lists what a bump does.
+func printBump(p *program, b *schemaddl.Bump) error {
+	if b.From == 0 {
+		p.printf("install version %d\n\n", b.To)
+	} else {
+		p.printf("from version %d to version %d\n\n", b.From, b.To)
+	}
+	rows := make([][]string, 1, 1+len(b.Steps))
+	rows[0] = []string{"ACTION", "TABLE", "NAME", ""}
+	for _, s := range b.Steps {
+		rows = append(rows, []string{string(s.Action), s.Table, s.Name, s.Note})
+	}
+	if len(b.Steps) > 0 {
+		if err := table(p.stdout, "", rows); err != nil {
+			return err
+		}
+		p.printf("\n")
+	}
+	for _, r := range b.Rows {
+		p.printf("rewrites about %s of %s (%s)\n", plural(int(r.Rows), "row"), r.Table, size(r.Bytes))
+	}
+	if b.LogBytes > 0 {
+		p.printf("looks at about %s of the log (%s), and rewrites those of these tables\n", plural(int(b.LogChanges), "change"), size(b.LogBytes))
+	}
+	if len(b.Rows) > 0 {
+		p.printf("What is rewritten takes its room twice until the next vacuum, and goes through the write-ahead log. `syncpg prune` makes the log smaller.\n\n")
+	}
+	return nil
+}
+
+// size shows a number of bytes.
+func size(n int64) string {
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
+	f, i := float64(n), 0
+	for ; f >= 1024 && i < len(units)-1; i++ {
+		f /= 1024
+	}
+	if i == 0 {
+		return fmt.Sprintf("%d B", n)
+	}
+	return fmt.Sprintf("%.1f %s", f, units[i])
+}
+
+// bumpProgressEvery is the least time between two lines about the same stage.
+const bumpProgressEvery = 2 * time.Second
+
+// progress writes lines about a bump.
+type progress struct {
+	w       io.Writer
+	now     func() time.Time
+	stage   string // with the table
+	begun   time.Time
+	written time.Time
+}
+
+func newProgress(w io.Writer, now func() time.Time) *progress { return &progress{w: w, now: now} }
+
+func (p *progress) tell(at schemaddl.Progress) {
+	now, stage := p.now(), at.Stage+" "+at.Table
+	first := p.stage != stage
+	if first {
+		p.stage, p.begun, p.written = stage, now, now
+	} else if now.Sub(p.written) < bumpProgressEvery {
+		return
+	}
+	p.written = now
+	var line string
+	switch at.Stage {
+	case schemaddl.StageWaiting:
+		line = "waiting for pushes under way"
+	case schemaddl.StageLocking:
+		line = "waiting for who uses the tables"
+	case schemaddl.StageTables:
+		line = "changing tables"
+	case schemaddl.StageIndexes:
+		line = "building indexes and functions"
+	case schemaddl.StageRows:
+		line = fmt.Sprintf("rewriting about %s of %s", plural(int(at.Total), "row"), at.Table)
+	case schemaddl.StageChanges:
+		line = "rewriting the log, of about " + plural(int(at.Total), "change")
+	}
+	if took := now.Sub(p.begun).Seconds(); !first && at.Done > 0 && took > 0 {
+		rate := float64(at.Done) / took
+		line += fmt.Sprintf(": %d done, %.0f/s", at.Done, rate)
+		if at.Total > at.Done {
+			line += ", at most " + duration(time.Duration(float64(at.Total-at.Done)/rate*float64(time.Second))) + " left"
+		}
+	}
+	_, _ = fmt.Fprintln(p.w, line)
 }
 
 // printSchema lists the tables of a schema.

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/syncpg/syncpg/db"
+	"github.com/syncpg/syncpg/internal/pgtx"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
@@ -176,6 +177,26 @@ func Decide(wire ssp2.WireVersion, logEpoch *string, e Epoch) (reset bool, err e
 		return false, nil
 	}
 	return logEpoch == nil || *logEpoch != e.LogEpoch, nil
+}
+
+// Moving is what a push is told while the schema is being moved to another version.
+func Moving() error {
+	return &ssp2.Error{
+		Code:    ssp2.CodeSchemaNotReady,
+		Message: "the database is being moved to another schema version",
+		Details: `{"moving":true}`,
+	}
+}
+
+// Moved turns the error of a statement that names objects of the schema which are not there
+// into sync.schema_not_ready: another version was installed, of which the stored version
+// would tell if it had been read first.
+func Moved(err error) error {
+	switch pgtx.SQLState(err) {
+	case "42883", "42P01", "42703": // undefined function, table, column
+		return &ssp2.Error{Code: ssp2.CodeSchemaNotReady, Message: "the database has another schema version than this server", Err: err}
+	}
+	return err
 }
 
 // Ready applies the serve gate: the installed schema version must be the running

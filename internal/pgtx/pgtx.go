@@ -23,6 +23,9 @@ var (
 	// BeginSnapshot opens a reading transaction of one snapshot.
 	BeginSnapshot = NewStatement("begin isolation level repeatable read, read only")
 	Commit        = NewStatement("commit")
+	// HoldSchema keeps the installed schema what it is until the transaction ends. It takes
+	// no snapshot, so that one taken behind it is not of before the lock was granted.
+	HoldSchema = NewStatement("lock table syncpg.sync_schema_meta in access share mode")
 
 	Savepoint  = NewStatement("savepoint syncpg_push")
 	RollbackTo = NewStatement("rollback to savepoint syncpg_push")

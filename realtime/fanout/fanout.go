@@ -54,6 +54,9 @@ var (
 type Config struct {
 	// Sink receives what happened.
 	Sink Sink
+	// SchemaVersion is the version whose rows the sink can read. While another one is
+	// installed no commits are given: Reset says that there are some. Default: any.
+	SchemaVersion int32
 	// Listen opens the connection that notifications arrive on. It is the Fanout's own,
 	// and is opened again when it breaks. It must not lead through a pooler in transaction
 	// mode. See [FromPool]. Nil: nothing is listened to; commits of other processes arrive

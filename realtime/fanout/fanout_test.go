@@ -258,6 +258,30 @@ func TestAnotherLogIsAReset(t *testing.T) {
 	}
 }
 
+// TestCommitsOfAnotherSchemaVersionAreNotGiven: a process of an earlier version goes on
+// watching, and could not read their rows.
+func TestCommitsOfAnotherSchemaVersionAreNotGiven(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec(t, `insert into syncpg.sync_schema_meta (schema_version, layout, index_signatures, functions_digest, installed_at_ms) values (2, '', '{}', '', 0)`)
+	b.commit(t, "p1", one("1"))
+	old := b.start(t, pollOnly, func(c *fanout.Config) { c.SchemaVersion = 1 })
+	current := b.start(t, pollOnly, func(c *fanout.Config) { c.SchemaVersion = 2 })
+	for _, a := range []*instance{old, current} {
+		require.EqualValues(t, 1, a.watch(t, "p1")) // the older one began to watch when it was too late
+		tick(t, a.poll)
+	}
+	for seq := int64(2); seq < 4; seq++ {
+		b.commit(t, "p1", one("x"))
+		for _, a := range []*instance{old, current} {
+			tick(t, a.poll)
+			a.sink.reaches(t, "p1", seq)
+		}
+	}
+	require.Equal(t, []call{{Kind: "reset", Partition: "p1", Seq: 2}, {Kind: "reset", Partition: "p1", Seq: 3}}, old.sink.of("p1"))
+	require.EqualValues(t, 2, requireWhole(t, current.sink.of("p1"), 1, 3))
+}
+
 // TestARotationIsToldOf: whoever rotates, in whatever process, the notification of its
 // transaction reaches all that listen, for watched partitions and others (§2.1). No poll
 // ticks in this test.

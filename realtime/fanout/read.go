@@ -130,6 +130,11 @@ func (f *Fanout) deliver(ctx context.Context, p *partition, n *news) (more bool)
 		return false
 	case n.newest == p.at:
 		return false
+	case f.cfg.SchemaVersion != 0 && n.schema != 0 && n.schema != f.cfg.SchemaVersion:
+		// Rows of another layout, which a newer process writes.
+		f.watched.moved(p, n.newest)
+		f.cfg.Sink.Reset(p.name, n.newest)
+		return false
 	case n.horizon > p.at, n.newest-p.at > f.cfg.MaxBehind:
 		f.lost(ctx, p, n.newest)
 		return false

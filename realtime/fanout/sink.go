@@ -38,8 +38,9 @@ type Sink interface {
 	// pruned (§4.6): receivers must pull. It goes on with seq + 1.
 	Lost(partition string, seq int64)
 	// Reset says that the log is another one than before: its epoch was rotated (§2.1), it
-	// went back, or another schema version was installed. Receivers must pull, and what
-	// they hold will not do. It goes on with seq + 1.
+	// went back, or another schema version was installed; or that it has commits in another
+	// version than Config.SchemaVersion. Receivers must pull, and what they hold will not
+	// do. It goes on with seq + 1.
 	Reset(partition string, seq int64)
 	// Rotated says that the epoch of a partition's log, or with "" of every one, may be
 	// another than before (§2.1), watched or not: what is remembered of it counts no more.

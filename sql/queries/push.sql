@@ -5,13 +5,15 @@
 -- rows they touch are (tables[i], row_ids[i]); they refer to the rows
 -- (parent_tables[i], parent_rows[i]), and what they delete may lead to writes of
 -- reached_tables. Guarantees: locked is false exactly
--- when every outcome is known; otherwise everything returned was read after the
--- lock was granted, and no constraint or trigger is added to the tables before the
--- transaction ends. Locks: the partition's row of sync_partitions FOR UPDATE; the
--- app tables named and reached, ROW EXCLUSIVE.
+-- when every outcome is known or the schema is moving; otherwise everything returned
+-- was read after the lock was granted, and no constraint or trigger is added to the
+-- tables, and no other schema installed, before the transaction ends. Locks: advisory
+-- (0x73796e63, 2), shared; the partition's row of sync_partitions FOR UPDATE; the app
+-- tables named and reached, ROW EXCLUSIVE.
 -- name: PushAdmit :one
 select a.locked::boolean as locked,
        a.oversized::boolean as oversized,
+       coalesce(a.moving, false)::boolean as moving,
        coalesce(a.log_epoch, '')::text as log_epoch,
        coalesce(a.epoch_required, false)::boolean as epoch_required,
        coalesce(a.schema_version, 0)::integer as schema_version,
@@ -40,7 +42,7 @@ select a.locked::boolean as locked,
          p_client_ids => @client_ids::text[], p_commit_clients => @commit_clients::integer[], p_commit_ids => @commit_ids::text[],
          p_tables => @tables::text[], p_row_ids => @row_ids::text[], p_max_bytes => @max_bytes::bigint,
          p_parent_tables => @parent_tables::text[], p_parent_rows => @parent_rows::text[], p_reached_tables => @reached_tables::text[])
-       as a(locked, oversized, log_epoch, epoch_required, schema_version, pending_projection, max_commit_seq, horizon_seq,
+       as a(locked, oversized, moving, log_epoch, epoch_required, schema_version, pending_projection, max_commit_seq, horizon_seq,
             client_actors, outcome_ords, outcome_statuses, outcome_seqs, outcome_results, outcome_details,
             outcome_recorded, outcome_ids, outcome_versions, row_ords, row_versions, row_payloads, row_column_versions,
             tombstone_ords, tombstone_seqs, single_tables, parent_ords);
@@ -72,3 +74,10 @@ select syncpg.sync_record_outcomes(
          p_client_ids => @client_ids::text[], p_commit_ids => @commit_ids::text[], p_statuses => @statuses::smallint[],
          p_commit_seqs => @commit_seqs::bigint[], p_results => @results::bytea[], p_details => @details::text[], p_outcome_ids => @outcome_ids::uuid[],
          p_new_clients => @new_clients::text[], p_new_actors => @new_actors::text[]);
+
+-- PushReadLayouts reads the layouts of earlier schema versions, for the rows in stored
+-- outcomes. Guarantees: none; a version that was never installed here is left out. Locks:
+-- none.
+-- name: PushReadLayouts :many
+select l.layout from syncpg.sync_schema_layouts as l
+ where l.partition = '' and l.schema_version = any(@schema_versions::integer[]);
