@@ -63,6 +63,9 @@ func (h *handler) segment(w http.ResponseWriter, r *http.Request) {
 	defer func() { _ = body.Close() }()
 	told.Code, told.Broken = "", true // until it is out
 	told.Partition, told.Table, told.MediaType, told.Bytes = m.Partition, m.Table, m.MediaType, m.ByteLength
+	if m.ByteLength < holdBytes {
+		out.coding = identity
+	}
 	out.describe = func(header http.Header) { describeSegment(header, m) }
 	switch {
 	case matches(r.Header["If-None-Match"], etag(m)):
@@ -80,8 +83,7 @@ func (h *handler) segment(w http.ResponseWriter, r *http.Request) {
 		}
 		w.WriteHeader(http.StatusOK)
 		return
-	case out.coding == identity || m.ByteLength < holdBytes:
-		out.coding = identity
+	case out.coding == identity:
 		w.Header().Set("Content-Length", strconv.FormatInt(m.ByteLength, 10))
 	}
 	if _, err = io.Copy(out, body); err == nil {
@@ -94,7 +96,6 @@ func (h *handler) segment(w http.ResponseWriter, r *http.Request) {
 		h.cfg.Logger.DebugContext(r.Context(), "segment cut short", "segment", m.ID, "error", err)
 		panic(http.ErrAbortHandler)
 	default:
-		w.Header().Del("Content-Length")
 		told.Code, told.Broken = h.refuse(w, r, err), false
 	}
 }

@@ -105,6 +105,10 @@ func TestSegmentDownload(t *testing.T) {
 				require.Equal(t, `"`+s.meta().ID+`"`, w.Header().Get("ETag"))
 				require.Equal(t, "private, max-age=0", w.Header().Get("Cache-Control"))
 				require.Equal(t, "Authorization, X-Syncular-Scopes, Accept-Encoding", w.Header().Get("Vary"))
+				require.Equal(t, "nosniff", w.Header().Get("X-Content-Type-Options"))
+				head := getSegment(t, &shelf{body: s.body}, http.MethodHead, "", http.Header{httpsync.ScopesHeader: {scopes}, "Accept-Encoding": {coding}})
+				require.Equal(t, w.Header(), head.Header(), "HEAD has the headers of GET")
+				require.Zero(t, head.Body.Len())
 				body := io.Reader(w.Body)
 				if size > 1024 && coding != "" {
 					require.Equal(t, coding, w.Header().Get("Content-Encoding"))
@@ -147,6 +151,7 @@ func TestSegmentRevalidation(t *testing.T) {
 		w := getSegment(t, s, http.MethodGet, "", http.Header{httpsync.ScopesHeader: {scopes}, "If-None-Match": {match}})
 		require.Equal(t, http.StatusNotModified, w.Code, match)
 		require.Zero(t, w.Body.Len())
+		require.Empty(t, w.Header().Get("Content-Type"))
 		require.Equal(t, tag, w.Header().Get("ETag"))
 		require.Equal(t, "private, max-age=0", w.Header().Get("Cache-Control"))
 		require.Equal(t, "Authorization, X-Syncular-Scopes, Accept-Encoding", w.Header().Get("Vary"))
@@ -341,6 +346,12 @@ func TestSignedSegment(t *testing.T) {
 	require.Empty(t, w.Header().Get("Vary"))
 	require.Equal(t, "*", w.Header().Get("Access-Control-Allow-Origin"))
 	require.Equal(t, s.body, w.Body.Bytes())
+
+	// Which origins there are is the host's to say, if it says so.
+	w = httptest.NewRecorder()
+	w.Header().Set("Access-Control-Allow-Origin", "https://app.example.com")
+	h.ServeHTTP(w, r)
+	require.Equal(t, []string{"https://app.example.com"}, w.Header().Values("Access-Control-Allow-Origin"))
 
 	s.err = ssp2.Errorf(ssp2.CodeForbidden, "no")
 	r = httptest.NewRequest(http.MethodGet, "/segments/"+s.meta().ID+"?st=", nil)

@@ -47,7 +47,7 @@ type probe struct {
 type shared struct {
 	mu     sync.Mutex
 	probes map[chainKey]*probe
-	fresh  map[chainKey]*chain           // begun here, by scope
+	fresh  map[chainKey]*chain           // begun here, by scope; none that has failed
 	pinned map[chainKey]map[int64]*chain // all, by scope and pin
 	// large are scopes that were seen to have more than a first page, which is therefore
 	// not worth reading; unfit are those that no image holds.
@@ -200,7 +200,7 @@ func (sh *shared) begin(s *Service, key chainKey, sub *subscription, least int64
 	if c != nil && c.complete && c.pin >= least && !again {
 		return nil
 	}
-	if c == nil || c.failed != nil || c.complete || c.pin >= 0 && c.pin < least {
+	if c == nil || c.complete || c.pin >= 0 && c.pin < least {
 		c = s.newChain(key, sub)
 		sh.fresh[key] = c
 	}
@@ -213,7 +213,7 @@ func (sh *shared) begin(s *Service, key chainKey, sub *subscription, least int64
 func (sh *shared) adopt(s *Service, key chainKey, sub *subscription, sc *scan, pin, least int64) *chain {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if c := sh.fresh[key]; c != nil && c.failed == nil && !c.complete && (c.pin < 0 || c.pin >= least) {
+	if c := sh.fresh[key]; c != nil && !c.complete && (c.pin < 0 || c.pin >= least) {
 		return sh.claim(c)
 	}
 	c := s.newChain(key, sub)
@@ -333,7 +333,7 @@ func (c *chain) run(ctx context.Context) {
 			c.failed = err
 			sh.forget(c)
 		}
-		if stopped || c.failed != nil || c.complete || len(c.pages) >= c.want || c.users == 0 {
+		if stopped || c.failed != nil || c.complete || len(c.pages) >= c.want {
 			c.cancel()
 			close(c.running)
 			c.running = nil

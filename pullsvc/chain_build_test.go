@@ -158,6 +158,7 @@ func TestABuildOutlivesItsClients(t *testing.T) {
 				require.Equal(t, 3, g.puts)
 			}
 			require.NoError(t, b.Stop(t.Context()))
+			require.Zero(t, b.Chains(), "nothing is left of it but the segments")
 		}
 	})
 }
@@ -188,6 +189,7 @@ func TestStopEndsBuilds(t *testing.T) {
 		require.Equal(t, int32(2), g.gaveUp.Load())
 		close(g.release)
 		require.NoError(t, <-stays.ended)
+		require.Zero(t, b.Chains())
 	})
 }
 
@@ -281,6 +283,24 @@ func TestBuildsAreBounded(t *testing.T) {
 	})
 }
 
+// TestAChainGrowsAsFarAsIsWaitedFor: by what one statement reads beyond, which is stored
+// before the client that wanted less of it is done.
+func TestAChainGrowsAsFarAsIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	b, kept := shared(t, with(func(c *pullsvc.Config) { c.BufferBytes = 192 << 10 }))
+	b.fill(t, "x", 10_000)
+	req := bootstrapping("c1", rowsLane, 1000)
+	req.Header.MaxSnapshotPages = 1
+	puts := []int{1, 3, 3}
+	for _, want := range puts {
+		got := b.pull(t, req)[0]
+		require.Len(t, got.Refs, 1)
+		require.Equal(t, want, kept.puts)
+		req.Subscriptions[0].Cursor, req.Subscriptions[0].BootstrapState = got.End.NextCursor, got.End.BootstrapState
+	}
+	require.Zero(t, b.Chains())
+}
+
 // TestImageOfTwoReads: an image begins with what told that its scope is large. A row that
 // moves from what was read to what was not comes once, and the log brings what the image
 // does not have.
@@ -349,4 +369,101 @@ func TestImagesOfOtherPageSizes(t *testing.T) {
 	require.NoError(t, <-first.ended)
 	require.NoError(t, <-second.ended)
 	require.Equal(t, 1, g.puts)
+	require.Equal(t, 3, b.scans(), "two pages, and the rest once")
+}
+
+// slow is a store whose Find tells what it found when it is let go.
+type slow struct {
+	*gated
+	found chan struct{} // one for each Find that waits
+	tell  chan struct{}
+	hold  atomic.Bool
+}
+
+func (s *slow) Find(ctx context.Context, k segment.Key) ([]segment.Meta, error) {
+	found, err := s.gated.Find(ctx, k)
+	if s.hold.CompareAndSwap(true, false) {
+		s.found <- struct{}{}
+		<-s.tell
+	}
+	return found, err
+}
+
+// TestAChainThatIsFinishedMeanwhile: who looked into the store before a segment was there,
+// and for its build when that had ended, looks again instead of building it anew.
+func TestAChainThatIsFinishedMeanwhile(t *testing.T) {
+	t.Parallel()
+	b, g := builds(t, nil, "x")
+	s := &slow{gated: g, found: make(chan struct{}), tell: make(chan struct{})}
+	service, err := pullsvc.New(b.db.Pool, pullsvc.Config{Schema: b.schema, Segments: s, InlineSegmentMaxBytes: -1, Clock: func() time.Time { return b.now }})
+	require.NoError(t, err)
+	b.Service = service
+	sent, goOn := make(chan struct{}), make(chan struct{})
+	p, err := b.Begin(t.Context(), bootstrapping("c1", imageLane, 1000))
+	require.NoError(t, err)
+	ended := make(chan error)
+	go func() {
+		frames := 0
+		err := p.Stream(t.Context(), func([]byte) error {
+			if frames++; frames == 2 { // the descriptor; the image is in use until the pull ends
+				sent <- struct{}{}
+				<-goOn
+			}
+			return nil
+		})
+		p.Close()
+		ended <- err
+	}()
+	<-g.arrived
+	s.hold.Store(true)
+	second := b.come(t, bootstrapping("c2", imageLane, 1000))
+	<-s.found
+	scans := b.scans()
+	close(g.release)
+	<-sent
+	close(s.tell)
+	require.NoError(t, <-second.ended)
+	close(goOn)
+	require.NoError(t, <-ended)
+	require.Equal(t, scans, b.scans())
+	require.Equal(t, 1, g.puts)
+}
+
+// TestAChainWhoseSegmentsAreGone: others who still use it do not make it serve anybody.
+func TestAChainWhoseSegmentsAreGone(t *testing.T) {
+	t.Parallel()
+	b, kept := shared(t)
+	b.fill(t, "x", 2500)
+	b.during(t, bootstrapping("c1", imageLane, 1000), func() {
+		b.now = b.now.Add(25 * time.Hour)
+		for i, rows := range []int32{900, 1000} {
+			got := b.pull(t, bootstrapping(fmt.Sprint("again", i), imageLane, rows))[0]
+			require.Len(t, got.rows(t, b, kept, "items"), 2500)
+		}
+	})
+}
+
+// TestABuildThatIsTooOld: a client that needs a newer pin gets an image of its own, also
+// when it learns by pages of its own that the scope is large.
+func TestABuildThatIsTooOld(t *testing.T) {
+	t.Parallel()
+	for _, rows := range []int32{900, 1000} {
+		b, g := builds(t, nil, "x")
+		first := b.come(t, bootstrapping("c1", imageLane, 1000))
+		<-g.arrived
+		req := bootstrapping("c2", imageLane, rows)
+		req.AfterSeq = b.commit(t, item("own", "x", ""))
+		second := b.come(t, req)
+		<-second.joined
+		close(g.release)
+		require.NoError(t, <-first.ended)
+		require.NoError(t, <-second.ended)
+		g.mu.Lock()
+		pins := map[int64]ssp2.MediaType{}
+		for _, m := range g.kept {
+			pins[m.AsOfCommitSeq] = m.MediaType
+		}
+		g.mu.Unlock()
+		require.Equal(t, map[int64]ssp2.MediaType{1: ssp2.MediaSQLite, 2: ssp2.MediaSQLite}, pins)
+	}
 }

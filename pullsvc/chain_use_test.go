@@ -3,6 +3,7 @@ package pullsvc_test
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,6 +11,7 @@ import (
 
 	"github.com/syncpg/syncpg/pullsvc"
 	"github.com/syncpg/syncpg/pullsvc/segment"
+	"github.com/syncpg/syncpg/scope"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
@@ -130,6 +132,33 @@ func TestAnOldChainThatIsStillInUse(t *testing.T) {
 			require.Len(t, second.rows(t, b, kept, "items"), 5004)
 		})
 	}
+}
+
+// TestSegmentsAreOfWhatIsHeld: who asks for the same and holds less shares nothing with who
+// holds more (§3.5), in the order in which they come.
+func TestSegmentsAreOfWhatIsHeld(t *testing.T) {
+	t.Parallel()
+	eachLane(t, func(t *testing.T, accept ssp2.Accept) {
+		b, kept := shared(t)
+		b.fill(t, "x", 1500)
+		b.fill(t, "y", 1500)
+		for i, held := range [][]string{{"x", "y"}, {"x"}, {"y"}, {"x", "y", "z"}, {"y", "z"}} {
+			req := bootstrapping(fmt.Sprint("c", i), accept, 1000)
+			req.Subscriptions[0].Scopes = project("x", "y")
+			req.Scopes = granted(scope.Allowed{"project": held})
+			got := b.pull(t, req)[0]
+			holds := slices.DeleteFunc(slices.Clone(held), func(v string) bool { return v == "z" })
+			digest := ssp2.ScopeDigest(map[string][]string{"project": holds})
+			have := got.rows(t, b, kept, "items")
+			require.Len(t, have, 1500*len(holds))
+			for id := range have {
+				require.Contains(t, holds, id[:1])
+			}
+			for _, ref := range got.Refs {
+				require.Equal(t, digest, ref.ScopeDigest)
+			}
+		}
+	})
 }
 
 // TestABootstrapIsNotAnsweredWithTheNextReset: stored segments do not answer where the pull

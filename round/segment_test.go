@@ -160,9 +160,16 @@ func TestDownloadEnds(t *testing.T) {
 
 	l.epoch = gate.Epoch{LogEpoch: "epoch-2"}
 	l.known = &gate.Epoch{LogEpoch: "epoch-2"}
+	l.opened = 0
 	_, err = l.open(t, l.meta.ID, requested)
 	require.Equal(t, ssp2.CodeSegmentExpired, ssp2.CodeOf(err))
+	require.Equal(t, 1, l.opened, "the epoch that is remembered is the current one")
 	_, err = l.openToken(t, l.meta.ID)
+	require.Equal(t, ssp2.CodeSegmentExpired, ssp2.CodeOf(err))
+
+	// The segment is neither of the epoch that this process remembers nor of the new one.
+	l.known = &gate.Epoch{LogEpoch: "epoch-0"}
+	_, err = l.open(t, l.meta.ID, requested)
 	require.Equal(t, ssp2.CodeSegmentExpired, ssp2.CodeOf(err))
 
 	// The segment is of the new epoch, which this process has not heard of.
@@ -217,6 +224,72 @@ func TestSignedDownload(t *testing.T) {
 	require.Equal(t, ssp2.CodeForbidden, ssp2.CodeOf(err), "a server that issues no URLs takes none")
 }
 
+// TestNobodysDownload: an identity that no database holds asks for nothing.
+func TestNobodysDownload(t *testing.T) {
+	t.Parallel()
+	l := newLibrary(t)
+	l.allowed = scope.Allowed{l.variable(): {"*"}}
+	for _, id := range []round.Identity{{}, {Actor: "ada"}, {Partition: "acme"}, {Actor: "a\x00", Partition: "acme"}} {
+		_, err := read(l.engine.OpenSegment(t.Context(), id, l.meta.ID, map[string][]string{l.variable(): {"a", "b"}}))
+		require.Equal(t, ssp2.CodeInternalError, round.Failure(err).Code)
+	}
+	require.Empty(t, l.trace)
+	require.Zero(t, l.opened)
+}
+
+// TestDownloadWithoutAStore: there are no segments then.
+func TestDownloadWithoutAStore(t *testing.T) {
+	t.Parallel()
+	l := newLibrary(t)
+	none := round.NewWith(round.Config{
+		Schema: l.schema,
+		ResolveScopes: func(context.Context, round.ScopeRequest) (scope.Allowed, error) {
+			return scope.Allowed{l.variable(): {"*"}}, nil
+		},
+	}, pushFake{l.world}, pullFake{l.world}, gateFake{l.world})
+	_, err := read(none.OpenSegment(t.Context(), round.Identity{Actor: "ada", Partition: "acme"}, l.meta.ID, map[string][]string{l.variable(): {"a"}}))
+	require.Equal(t, ssp2.CodeNotFound, ssp2.CodeOf(err))
+}
+
+// lying is a store that answers with a segment that nobody asked for.
+type lying struct {
+	segment.Store
+	meta   segment.Meta
+	closed bool
+}
+
+func (s *lying) Open(context.Context, segment.Ref) (segment.Meta, io.ReadCloser, error) {
+	return s.meta, s, nil
+}
+
+func (*lying) Read([]byte) (int, error) { return 0, io.EOF }
+
+func (s *lying) Close() error {
+	s.closed = true
+	return nil
+}
+
+// TestDownloadDoesNotTrustTheStore: what it opens must be the partition's, and of the scopes
+// that were found to be held.
+func TestDownloadDoesNotTrustTheStore(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*segment.Meta){
+		"other scopes":      func(m *segment.Meta) { m.ScopeDigest = "other" },
+		"another partition": func(m *segment.Meta) { m.Partition = "other" },
+	} {
+		l := newLibrary(t)
+		store := &lying{meta: l.meta}
+		change(&store.meta)
+		e := round.NewWith(round.Config{Schema: l.schema, Segments: store, URLs: l.signer}, pushFake{l.world}, pullFake{l.world}, gateFake{l.world})
+		signed, _, err := l.signer.SignURL(t.Context(), l.meta)
+		require.NoError(t, err)
+		_, token, _ := strings.Cut(signed, "st=")
+		_, err = read(e.OpenSigned(t.Context(), l.meta.ID, token))
+		require.Equal(t, ssp2.CodeForbidden, ssp2.CodeOf(err), name)
+		require.True(t, store.closed, name)
+	}
+}
+
 // TestDownloadFails: what is wrong with a store is not told.
 func TestDownloadFails(t *testing.T) {
 	t.Parallel()
@@ -229,4 +302,12 @@ func TestDownloadFails(t *testing.T) {
 	require.Equal(t, ssp2.CodeInternalError, round.Failure(err).Code)
 	require.NotContains(t, round.Failure(err).Message, "sync_segments")
 	require.Contains(t, l.logged.String(), "on fire")
+
+	// A client that has left is no failure of the server.
+	l.logged.Reset()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = read(l.engine.OpenSegment(ctx, round.Identity{Actor: "ada", Partition: "acme"}, l.meta.ID, map[string][]string{l.variable(): {"a", "b"}}))
+	require.Error(t, err)
+	require.Empty(t, l.logged.String())
 }

@@ -895,10 +895,14 @@ CREATE FUNCTION syncpg.sync_prune_log(p_partition text, p_log_epoch text, p_acti
     AS $$
 #variable_conflict use_column
 declare
-  v_max  bigint;
-  v_free bigint;
-  v_end  bigint;
-  v_dead tid[];
+  v_max    bigint;
+  v_free   bigint;
+  v_end    bigint;
+  v_commit record;
+  v_rows   bigint := 0;
+  v_dead   tid[];
+  v_tables text[];
+  v_keys   text[];
 begin
   busy := p_alone and not pg_try_advisory_xact_lock(1937337955, 1);
   commits := 0;
@@ -926,21 +930,19 @@ begin
     from syncpg.sync_clients as c
    where c.partition = p_partition and c.cursor is not null and c.updated_at_ms >= p_active_since;
 
-  select max(s.commit_seq) into v_end
-    from (
-      select c.commit_seq,
-             sum(c.change_count + 1) over w - c.change_count - 1 as before,
-             bool_and(c.commit_seq <= coalesce(v_free, v_max) or coalesce(c.created_at_ms < p_older_than, false)) over w as free
-        from (
-          select y.commit_seq, y.change_count, y.created_at_ms
-            from syncpg.sync_commits as y
-           where y.partition = p_partition and y.commit_seq > previous_seq and y.commit_seq <= v_max - p_keep
-           order by y.commit_seq
-           limit p_limit
-        ) as c
-      window w as (order by c.commit_seq)
-    ) as s
-   where s.before < p_limit and s.free;
+  -- A loop and no query with a window, which would read p_limit commits, whatever their size.
+  for v_commit in
+    select y.commit_seq, y.change_count, y.created_at_ms
+      from syncpg.sync_commits as y
+     where y.partition = p_partition and y.commit_seq > previous_seq and y.commit_seq <= v_max - p_keep
+     order by y.commit_seq
+     limit p_limit
+  loop
+    exit when v_rows >= p_limit
+           or v_commit.commit_seq > coalesce(v_free, v_max) and not coalesce(v_commit.created_at_ms < p_older_than, false);
+    v_end := v_commit.commit_seq;
+    v_rows := v_rows + 1 + v_commit.change_count;
+  end loop;
   if v_end is null then
     return next;
     return;
@@ -949,30 +951,35 @@ begin
   with gone as (
     delete from syncpg.sync_changes as x
      where x.partition = p_partition and x.commit_seq > previous_seq and x.commit_seq <= v_end
-    returning x.commit_seq, x.table_name, x.scopes
-  ), entries as (
-    select distinct g.commit_seq, g.table_name, k.scope_key
-      from (select distinct g.commit_seq, g.table_name, g.scopes from gone as g) as g
+    returning x.table_name, x.scopes
+  ), keys as (
+    select distinct g.table_name, k.scope_key
+      from (select distinct g.table_name, g.scopes from gone as g) as g
       cross join lateral unnest(g.scopes) as k(scope_key)
-  ), gone_entries as (
-    delete from syncpg.sync_change_scopes as s
-     using entries as e
-     cross join lateral (
-       select x.ctid from syncpg.sync_change_scopes as x
-        where x.partition = p_partition and x.table_name = e.table_name and x.scope_key = e.scope_key
-          and x.commit_seq = e.commit_seq
-        limit 1
-     ) as x
-     where s.ctid = x.ctid
   )
-  select count(*) into changes from gone;
+  select (select count(*) from gone), array_agg(k.table_name), array_agg(k.scope_key)
+    into changes, v_tables, v_keys
+    from keys as k;
+
+  -- A scope has all its entries of the batch next to each other. By array of ctids what was
+  -- found is deleted in the order of the table, without a second look for each row.
+  v_dead := array(
+    select x.ctid
+      from unnest(v_tables, v_keys) as k(table_name, scope_key)
+      cross join lateral (
+        select e.ctid from syncpg.sync_change_scopes as e
+         where e.partition = p_partition and e.table_name = k.table_name and e.scope_key = k.scope_key
+           and e.commit_seq > previous_seq and e.commit_seq <= v_end
+        offset 0
+      ) as x);
+  delete from syncpg.sync_change_scopes as s where s.ctid = any (v_dead);
 
   v_dead := array(
     select x.ctid from syncpg.sync_tombstones as x
      where x.partition = p_partition and x.commit_seq > previous_seq and x.commit_seq <= v_end
      order by x.commit_seq);
-  delete from syncpg.sync_tombstones as t using unnest(v_dead) as d(ctid) where t.ctid = d.ctid;
-  tombstones := cardinality(v_dead);
+  delete from syncpg.sync_tombstones as t where t.ctid = any (v_dead);
+  get diagnostics tombstones = row_count;
 
   delete from syncpg.sync_commits as y
    where y.partition = p_partition and y.commit_seq > previous_seq and y.commit_seq <= v_end;

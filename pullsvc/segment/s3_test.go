@@ -173,9 +173,16 @@ func TestS3KeysAreNotTaken(t *testing.T) {
 		return key[:at], key[at:]
 	}
 	family, rest := cut(described[0])
-	_, others := cut(described[1])
+	otherFamily, others := cut(described[1])
+	got, err := client.GetObject(t.Context(), &s3.GetObjectInput{Bucket: aws.String("segments"), Key: &described[0]})
+	require.NoError(t, err)
+	described0, err := io.ReadAll(got.Body)
+	require.NoError(t, err)
+	text := string(described0)
+	require.Contains(t, text, m.ID)
 	pin, said := rest[:17], rest[17:]
 	for _, key := range []string{
+		otherFamily + "x.json",               // what is read tells that it is of another
 		family + others,                      // of another family
 		family + pin + "00000005" + said[8:], // as another page
 		family + "7ffffffffffffff0-" + said,  // of another pin
@@ -184,15 +191,76 @@ func TestS3KeysAreNotTaken(t *testing.T) {
 		family + "x.json",
 		family + "x",
 	} {
-		_, err := client.PutObject(t.Context(), &s3.PutObjectInput{Bucket: aws.String("segments"), Key: aws.String(key), Body: strings.NewReader("{}")})
-		require.NoError(t, err)
-		for _, m := range []segment.Meta{m, other} {
-			found := find(t, s, m.Key)
-			require.Len(t, found, 1, key)
-			require.Equal(t, m.ScopeDigest, found[0].ScopeDigest)
+		for _, content := range []string{"{}", text, strings.Replace(text, "sha256:", "sha1:", 1), "nonsense"} {
+			if content == text && strings.HasPrefix(key, family) {
+				continue // a copy of the description, in its place
+			}
+			_, err := client.PutObject(t.Context(), &s3.PutObjectInput{Bucket: aws.String("segments"), Key: aws.String(key), Body: strings.NewReader(content)})
+			require.NoError(t, err)
+			for _, m := range []segment.Meta{m, other} {
+				found := find(t, s, m.Key)
+				require.Len(t, found, 1, key)
+				require.Equal(t, m.ScopeDigest, found[0].ScopeDigest)
+			}
 		}
-		_, err = client.DeleteObject(t.Context(), &s3.DeleteObjectInput{Bucket: aws.String("segments"), Key: aws.String(key)})
+		_, err := client.DeleteObject(t.Context(), &s3.DeleteObjectInput{Bucket: aws.String("segments"), Key: aws.String(key)})
 		require.NoError(t, err)
+	}
+}
+
+// TestS3OtherTTL: instances of another configuration leave what lives longer alone, and find
+// it as long as it lives.
+func TestS3OtherTTL(t *testing.T) {
+	t.Parallel()
+	clock := newClock()
+	short, client, _ := newS3(t, clock)
+	long, err := segment.NewS3(segment.S3Config{
+		Client: client, Bucket: "segments", Prefix: "pre/fix/", Secret: []byte(strings.Repeat("s", 32)), TTL: 3 * ttl, Clock: clock.Now,
+	})
+	require.NoError(t, err)
+	m := describe("body", "d")
+	put(t, long, m, "body")
+	m.ExpiresAt = clock.Now().Add(3 * ttl).UnixMilli()
+	clock.advance(ttl / 2)
+	put(t, short, describe("other", "d"), "other")
+	for range 2 {
+		require.Contains(t, find(t, short, m.Key), m)
+		clock.advance(ttl)
+		deleteAll(t, short, 10)
+		opens(t, short, m, "body")
+	}
+	require.Equal(t, []segment.Meta{m}, find(t, short, m.Key))
+
+	// Of the two ends that a segment was given, the later one counts where it is found.
+	put(t, short, m, "body")
+	m.ExpiresAt = clock.Now().Add(ttl).UnixMilli()
+	require.Equal(t, []segment.Meta{m}, find(t, short, m.Key))
+	put(t, long, m, "body")
+	m.ExpiresAt = clock.Now().Add(3 * ttl).UnixMilli()
+	put(t, short, m, "body")
+	require.Equal(t, []segment.Meta{m}, find(t, short, m.Key))
+}
+
+// TestS3OtherLength: an object that has not the length of its segment is not opened.
+func TestS3OtherLength(t *testing.T) {
+	t.Parallel()
+	s, client, _ := newS3(t, newClock())
+	m := describe("body", "d")
+	put(t, s, m, "body")
+	list, err := client.ListObjectsV2(t.Context(), &s3.ListObjectsV2Input{Bucket: aws.String("segments")})
+	require.NoError(t, err)
+	for _, o := range list.Contents {
+		if !strings.HasSuffix(*o.Key, ".seg") {
+			continue
+		}
+		head, err := client.HeadObject(t.Context(), &s3.HeadObjectInput{Bucket: aws.String("segments"), Key: o.Key})
+		require.NoError(t, err)
+		for _, body := range []string{"bod", "body and more"} {
+			_, err = client.PutObject(t.Context(), &s3.PutObjectInput{Bucket: aws.String("segments"), Key: o.Key, Body: strings.NewReader(body), Metadata: head.Metadata})
+			require.NoError(t, err)
+			_, _, err = s.Open(t.Context(), ref(m))
+			require.ErrorContains(t, err, "instead of 4")
+		}
 	}
 }
 

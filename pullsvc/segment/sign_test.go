@@ -59,6 +59,22 @@ func TestSignedURL(t *testing.T) {
 	require.Equal(t, segment.Claims{SegmentID: m.ID, Partition: m.Partition, ScopeDigest: "digest"}, claims)
 }
 
+// TestShortURLs: a URL lives as long as it is configured to.
+func TestShortURLs(t *testing.T) {
+	t.Parallel()
+	clock := newClock()
+	s, err := segment.NewSigner(segment.SignerConfig{BaseURL: "https://x", Key: keyA, TTL: time.Minute, Clock: clock.Now})
+	require.NoError(t, err)
+	m := describe("body", "d")
+	_, expires, err := s.SignURL(t.Context(), m)
+	require.NoError(t, err)
+	require.Equal(t, clock.Now().Add(time.Minute).UnixMilli(), expires)
+	tok := token(t, s, m)
+	clock.advance(2*time.Minute + time.Second)
+	_, err = s.Verify(tok, m.ID)
+	require.ErrorIs(t, err, segment.ErrToken)
+}
+
 // TestTokenEnds: a token is taken until a minute after its end, and not a second longer.
 func TestTokenEnds(t *testing.T) {
 	t.Parallel()
@@ -115,6 +131,20 @@ func TestTamperedToken(t *testing.T) {
 		}
 		_, err := s.Verify(tok[:i]+tok[i+1:], m.ID)
 		require.ErrorIs(t, err, segment.ErrToken, "without %d", i)
+	}
+	// The last character of a hash has two bits that say nothing.
+	for _, c := range []byte("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_") {
+		if other := tok[:len(tok)-1] + string(c); other != tok {
+			_, err := s.Verify(other, m.ID)
+			require.ErrorIs(t, err, segment.ErrToken)
+		}
+	}
+	claims, sum, _ := strings.Cut(tok, ".")
+	hash, err := base64.RawURLEncoding.DecodeString(sum)
+	require.NoError(t, err)
+	for n := range hash {
+		_, err := s.Verify(claims+"."+base64.RawURLEncoding.EncodeToString(hash[:n]), m.ID)
+		require.ErrorIs(t, err, segment.ErrToken, "%d bytes of the hash", n)
 	}
 	for _, bad := range []string{"", ".", tok + "A", tok + ".", tok + "=", "A" + tok, strings.Repeat("A", 5000) + "." + tok} {
 		_, err := s.Verify(bad, m.ID)

@@ -298,11 +298,14 @@ func TestStoreFind(t *testing.T) {
 		older := page("first", 7, 0, nil, new("1:b"))
 		newer := page("first", 10, 0, nil, nil)
 		page("nobody else's", 11, -1, nil, nil)
+		base := describe("other", "d0")
+		put(t, s, base, "other")
 		other := func(change func(*segment.Meta)) {
-			m := describe("other", "d")
+			m := base
 			change(&m)
 			put(t, s, m, "other")
 			require.Len(t, find(t, s, m.Key), 1)
+			require.Len(t, find(t, s, base.Key), 1)
 		}
 		other(func(m *segment.Meta) { m.Partition = "p2" })
 		other(func(m *segment.Meta) { m.LogEpoch = "e2" })
@@ -310,6 +313,13 @@ func TestStoreFind(t *testing.T) {
 		other(func(m *segment.Meta) { m.MediaType = ssp2.MediaSQLite })
 		other(func(m *segment.Meta) { m.SchemaVersion = 2 })
 		other(func(m *segment.Meta) { m.ScopeDigest = "d2" })
+		more := base
+		more.NextRowCursor = new("1:x")
+		put(t, s, more, "other")
+		require.Len(t, find(t, s, base.Key), 2)
+		more.RowCursor = new("1:w")
+		put(t, s, more, "other")
+		require.Len(t, find(t, s, base.Key), 3)
 		require.Empty(t, cmp.Diff([]segment.Meta{newer, first, middle, last, older}, find(t, s, first.Key)))
 		require.Empty(t, find(t, s, segment.Key{Partition: "p9"}))
 	})
