@@ -123,6 +123,84 @@ func (q *Queries) LeaseIssue(ctx context.Context, arg LeaseIssueParams) (bool, e
 	return issued, err
 }
 
+const LeaseList = `-- name: LeaseList :many
+select l.partition, l.client_id, l.lease_id, l.actor_id, sha256(convert_to(l.allowed_scopes, 'UTF8'))::bytea as allowed_digest,
+       l.issued_at_ms, l.expires_at_ms, coalesce(l.revoked_at_ms, -1)::bigint as revoked_at_ms, l.signature
+  from syncpg.sync_leases as l
+ where (l.partition, l.client_id) > ($1::text, $2::text)
+   and (l.partition, l.client_id) <= ($3::text, $4::text)
+   and l.client_id = coalesce($5::text, l.client_id)
+   and l.lease_id = coalesce($6::text, l.lease_id)
+   and l.actor_id = coalesce($7::text, l.actor_id)
+ order by l.partition, l.client_id
+ limit $8::integer
+`
+
+type LeaseListParams struct {
+	AfterPartition string
+	AfterClient    string
+	UpToPartition  string
+	UpToClient     string
+	ClientID       *string
+	LeaseID        *string
+	ActorID        *string
+	Batch          int32
+}
+
+type LeaseListRow struct {
+	Partition     string
+	ClientID      string
+	LeaseID       string
+	ActorID       string
+	AllowedDigest []byte
+	IssuedAtMs    int64
+	ExpiresAtMs   int64
+	RevokedAtMs   int64
+	Signature     []byte
+}
+
+// LeaseList returns leases in the order of partition and client, after a place in it and up
+// to another; an actor, client or lease id that is NULL stands for any.
+// Guarantees: at most batch, none of which is locked. Locks: none.
+func (q *Queries) LeaseList(ctx context.Context, arg LeaseListParams) ([]LeaseListRow, error) {
+	rows, err := q.db.Query(ctx, LeaseList,
+		arg.AfterPartition,
+		arg.AfterClient,
+		arg.UpToPartition,
+		arg.UpToClient,
+		arg.ClientID,
+		arg.LeaseID,
+		arg.ActorID,
+		arg.Batch,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []LeaseListRow
+	for rows.Next() {
+		var i LeaseListRow
+		if err := rows.Scan(
+			&i.Partition,
+			&i.ClientID,
+			&i.LeaseID,
+			&i.ActorID,
+			&i.AllowedDigest,
+			&i.IssuedAtMs,
+			&i.ExpiresAtMs,
+			&i.RevokedAtMs,
+			&i.Signature,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const LeaseLock = `-- name: LeaseLock :one
 select l.client_id, l.actor_id, sha256(convert_to(l.allowed_scopes, 'UTF8'))::bytea as allowed_digest,
        l.issued_at_ms, l.expires_at_ms, coalesce(l.revoked_at_ms, -1)::bigint as revoked_at_ms, l.signature

@@ -203,6 +203,38 @@ func TestWarmInline(t *testing.T) {
 	require.Zero(t, b.scans())
 }
 
+// TestInlineOnlyClients: who takes no descriptors gets none, whatever others have stored.
+func TestInlineOnlyClients(t *testing.T) {
+	t.Parallel()
+	b, kept := shared(t)
+	b.fill(t, "x", 2500)
+	require.Len(t, b.pull(t, bootstrapping("c1", rowsLane, 1000))[0].Refs, 3)
+	for _, accept := range []ssp2.Accept{ssp2.AcceptInlineRows, ssp2.AcceptInlineRows | ssp2.AcceptSQLite} {
+		got := b.pull(t, bootstrapping(fmt.Sprint("c", accept), accept, 1000))[0]
+		require.Empty(t, got.Refs)
+		require.Len(t, got.rows(t, b, kept, "items"), 2500)
+	}
+}
+
+// TestFirstWireVersionShares: its requests name no log epoch, and share all the same.
+func TestFirstWireVersionShares(t *testing.T) {
+	t.Parallel()
+	b, kept := shared(t)
+	b.fill(t, "x", 2500)
+	for i := range 3 {
+		req := bootstrapping(fmt.Sprint("c", i), rowsLane, 1000)
+		req.WireVersion, req.LogEpoch = ssp2.WireV1, nil
+		p, err := b.Begin(t.Context(), req)
+		require.NoError(t, err)
+		require.Contains(t, string(collect(t, p)), "sha256:")
+		p.Close()
+		require.Equal(t, 3, kept.puts)
+		require.Equal(t, 2, b.scans())
+	}
+	require.Len(t, b.pull(t, bootstrapping("c9", rowsLane, 1000))[0].Refs, 3)
+	require.Equal(t, 3, kept.puts)
+}
+
 // TestSharedByInstances: segments of the store serve another instance, also after a
 // restart; all it reads of the table is the first page, from which it learns that the
 // scope is a large one.
@@ -287,6 +319,9 @@ func TestOldPin(t *testing.T) {
 			} else {
 				require.NotZero(t, b.scans())
 				require.Equal(t, b.seq, got.End.NextCursor)
+			}
+			for _, ref := range got.Refs {
+				require.LessOrEqual(t, ref.RowCount, int64(req.Header.LimitSnapshotRows))
 			}
 			have := got.rows(t, b, kept, "items")
 			table, _ := b.schema.Table("items")

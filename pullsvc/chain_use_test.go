@@ -2,10 +2,14 @@ package pullsvc_test
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -130,6 +134,47 @@ func TestAnOldChainThatIsStillInUse(t *testing.T) {
 			})
 			require.Equal(t, b.seq, second.End.NextCursor)
 			require.Len(t, second.rows(t, b, kept, "items"), 5004)
+		})
+	}
+}
+
+// failing is a store that does not take one image.
+type failing struct {
+	*store
+	once func() error
+}
+
+func (f *failing) Put(ctx context.Context, m segment.Meta, body io.Reader) error {
+	if once := f.once; m.MediaType == ssp2.MediaSQLite && once != nil {
+		f.once = nil
+		return once()
+	}
+	return f.store.Put(ctx, m, body)
+}
+
+// TestAFailedImage: whoever waited for it is on the rows lane, and whoever comes then has it
+// built anew.
+func TestAFailedImage(t *testing.T) {
+	t.Parallel()
+	for name, once := range map[string]func() error{
+		"error": func() error { return errors.New("the store is full") },
+		"panic": func() error { panic("the store is broken") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, kept := shared(t)
+			b.fill(t, "x", 2500)
+			s, err := pullsvc.New(b.db.Pool, pullsvc.Config{
+				Schema: b.schema, Segments: &failing{kept, once}, InlineSegmentMaxBytes: -1, Clock: func() time.Time { return b.now },
+			})
+			require.NoError(t, err)
+			b.Service = s
+			got := b.during(t, bootstrapping("c1", imageLane, 1000), func() {
+				second := b.pull(t, bootstrapping("c2", imageLane, 1000))[0]
+				require.Equal(t, ssp2.MediaSQLite, second.Refs[0].MediaType)
+			})
+			require.Len(t, got.Refs, 3)
+			require.Len(t, got.rows(t, b, kept, "items"), 2500)
 		})
 	}
 }

@@ -49,6 +49,7 @@ type cli struct {
 	Seed    seedCmd    `cmd:"" help:"Write the commits of a file to a database, each at most once."`
 	Prune   pruneCmd   `cmd:"" help:"Delete what no client needs of the log."`
 	Epoch   epochCmd   `cmd:"" help:"Say that the log is another one."`
+	Lease   leaseCmd   `cmd:"" help:"Show auth leases, and take them away."`
 	Smoke   smokeCmd   `cmd:"" help:"Check a running server from outside."`
 	Render  renderCmd  `cmd:"" help:"Show an SSP2 message or a rows segment as JSON."`
 	Version versionCmd `cmd:"" help:"Show the version of this program."`

@@ -88,7 +88,7 @@ func TestHelpOfEveryCommand(t *testing.T) {
 	t.Parallel()
 	for _, command := range []string{
 		"", "dev", "serve", "migrate", "migrate up", "migrate down", "migrate status", "schema", "schema check", "schema apply",
-		"prune", "epoch", "epoch rotate", "seed", "smoke", "render", "version",
+		"prune", "epoch", "epoch rotate", "lease", "lease list", "lease revoke", "seed", "smoke", "render", "version",
 	} {
 		t.Run(command, func(t *testing.T) {
 			t.Parallel()
@@ -142,6 +142,10 @@ func TestWrongUsageExitsWith2AndSaysWhereToLook(t *testing.T) {
 		{"serve that keeps too little", invocation{args: []string{"serve", "--schema", sample, "--dev-auth", "--keep-commits=1"}}, []string{"1 commits are kept"}},
 		{"serve that prunes all the time", invocation{args: []string{"serve", "--schema", sample, "--dev-auth", "--prune-interval=1ms"}}, []string{"--prune-interval is 1ms"}},
 		{"epoch of nothing", invocation{args: []string{"epoch", "rotate"}}, []string{"say which partitions", `Run "syncpg epoch rotate --help"`}},
+		{"revocation of nothing", invocation{args: []string{"lease", "revoke", "--partition=p", "--lease-key=" + strings.Repeat("QUJD", 20)}}, []string{"--lease-id", "--actor", "--client"}},
+		{"revocation of two things", invocation{args: []string{"lease", "revoke", "--partition=p", "--actor=a", "--client=c", "--lease-key=" + strings.Repeat("QUJD", 20)}}, []string{"can't be used together"}},
+		{"revocation without a key", invocation{args: []string{"lease", "revoke", "--partition=p", "--actor=a"}}, []string{"--lease-key"}},
+		{"revocation with a short key", invocation{args: []string{"lease", "revoke", "--partition=p", "--actor=a", "--lease-key=aHVudGVyMg=="}}, []string{"--lease-key has 7 bytes"}},
 		{"smoke without a scheme", invocation{args: []string{"smoke", "--url", "localhost:8787"}}, []string{"--url must be an address such as http://127.0.0.1:8787"}},
 		{"smoke with half a header", invocation{args: []string{"smoke", "--url", "http://h", "--header", "x"}}, []string{`--header must have the form "NAME: VALUE"`}},
 		{"smoke with an unknown table", invocation{args: []string{"smoke", "--url", "http://h", "--table", "x"}}, []string{`the schema has no table "x"`}},

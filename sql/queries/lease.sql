@@ -45,3 +45,18 @@ update syncpg.sync_leases as l
 -- name: LeaseClear :execrows
 delete from syncpg.sync_leases as l
  where l.partition = @partition::text and l.lease_id = @lease_id::text and l.revoked_at_ms is not null;
+
+-- LeaseList returns leases in the order of partition and client, after a place in it and up
+-- to another; an actor, client or lease id that is NULL stands for any.
+-- Guarantees: at most batch, none of which is locked. Locks: none.
+-- name: LeaseList :many
+select l.partition, l.client_id, l.lease_id, l.actor_id, sha256(convert_to(l.allowed_scopes, 'UTF8'))::bytea as allowed_digest,
+       l.issued_at_ms, l.expires_at_ms, coalesce(l.revoked_at_ms, -1)::bigint as revoked_at_ms, l.signature
+  from syncpg.sync_leases as l
+ where (l.partition, l.client_id) > (@after_partition::text, @after_client::text)
+   and (l.partition, l.client_id) <= (@up_to_partition::text, @up_to_client::text)
+   and l.client_id = coalesce(sqlc.narg('client_id')::text, l.client_id)
+   and l.lease_id = coalesce(sqlc.narg('lease_id')::text, l.lease_id)
+   and l.actor_id = coalesce(sqlc.narg('actor_id')::text, l.actor_id)
+ order by l.partition, l.client_id
+ limit @batch::integer;
