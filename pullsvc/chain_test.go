@@ -99,6 +99,22 @@ func imageRows(t require.TestingT, table *schema.Table, raw []byte, into map[str
 	}}))
 }
 
+// imageMeta is what an image says of itself (§5.3).
+func imageMeta(t *testing.T, raw []byte) (meta string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "image")
+	require.NoError(t, os.WriteFile(path, raw, 0o600))
+	conn, err := sqlite.OpenConn(path, sqlite.OpenReadOnly)
+	require.NoError(t, err)
+	defer func() { _ = conn.Close() }()
+	require.NoError(t, sqlitex.Execute(conn, `select format || ' ' || "table" || ' ' || schemaVersion || ' ' || asOfCommitSeq || ' ' || scopeDigest || ' ' || rowCount
+		from _syncular_segment`, &sqlitex.ExecOptions{ResultFunc: func(s *sqlite.Stmt) error {
+		meta += s.ColumnText(0)
+		return nil
+	}}))
+	return meta
+}
+
 // rows are those of all segments of a section.
 func (s section) rows(t testing.TB, b *bundle, store segment.Store, table string) map[string]row {
 	t.Helper()
@@ -283,6 +299,12 @@ func TestOldPin(t *testing.T) {
 				b.commit(t, item(fmt.Sprint("other", i), "y", ""))
 			}
 		}, true, 0},
+		{"as many changes as a window takes", func(b *bundle, req *pullsvc.Request) {
+			req.Header.LimitCommits = 3
+			for i := range 3 {
+				b.commit(t, item(fmt.Sprint("new", i), "x", ""))
+			}
+		}, true, 0},
 		{"more changes than a window takes", func(b *bundle, req *pullsvc.Request) {
 			req.Header.LimitCommits = 3
 			for i := range 4 {
@@ -402,6 +424,7 @@ func TestImageLane(t *testing.T) {
 		require.Equal(t, b.seq, got.End.NextCursor)
 		require.Len(t, got.rows(t, b, kept, "items"), 2500)
 		if got.Refs[0].MediaType == image {
+			require.Equal(t, "1 items 3 1 "+got.Refs[0].ScopeDigest+" 2500", imageMeta(t, body(t, kept, b.partition, got.Refs[0])))
 			require.Nil(t, got.Refs[0].RowCursor)
 			require.Nil(t, got.Refs[0].NextRowCursor)
 			require.Equal(t, int64(2500), got.Refs[0].RowCount)

@@ -179,6 +179,48 @@ func TestAFailedImage(t *testing.T) {
 	}
 }
 
+// TestAnImageThatIsTooLarge: is not built again for everybody who comes.
+func TestAnImageThatIsTooLarge(t *testing.T) {
+	t.Parallel()
+	b, kept := shared(t)
+	b.fill(t, "x", 2500)
+	f := &failing{store: kept}
+	f.once = func() error { return fmt.Errorf("an image: %w", segment.ErrTooLarge) }
+	s, err := pullsvc.New(b.db.Pool, pullsvc.Config{
+		Schema: b.schema, Segments: f, InlineSegmentMaxBytes: -1, Clock: func() time.Time { return b.now },
+	})
+	require.NoError(t, err)
+	b.Service = s
+	for i := range 2 {
+		got := b.pull(t, bootstrapping(fmt.Sprint("c", i), imageLane, 1000))[0]
+		require.Len(t, got.Refs, 3)
+		require.Len(t, got.rows(t, b, kept, "items"), 2500)
+		if i == 0 {
+			b.counter.Reset()
+		}
+	}
+	require.Zero(t, b.scans())
+}
+
+// TestShorterPagesLater: a client that goes on with shorter pages than it began with gets no
+// longer ones, though others have stored them.
+func TestShorterPagesLater(t *testing.T) {
+	t.Parallel()
+	b, kept := shared(t)
+	b.fill(t, "x", 3500)
+	b.pull(t, bootstrapping("c1", rowsLane, 1000))
+	req := bootstrapping("c2", rowsLane, 1000)
+	req.Header.MaxSnapshotPages = 1
+	first := b.pull(t, req)[0]
+	req.Header.LimitSnapshotRows, req.Header.MaxSnapshotPages = 700, 50
+	req.Subscriptions[0].Cursor, req.Subscriptions[0].BootstrapState = first.End.NextCursor, first.End.BootstrapState
+	second := b.pull(t, req)[0]
+	for _, ref := range second.Refs {
+		require.LessOrEqual(t, ref.RowCount, int64(700))
+	}
+	require.Len(t, second.rows(t, b, kept, "items"), 2500)
+}
+
 // TestSegmentsAreOfWhatIsHeld: who asks for the same and holds less shares nothing with who
 // holds more (§3.5), in the order in which they come.
 func TestSegmentsAreOfWhatIsHeld(t *testing.T) {
