@@ -262,6 +262,7 @@ type device struct {
 	partition string
 	id        string
 	sent      []*sentCommit
+	made      int // commits, of which some may be forgotten
 	resets    int // log resets it has gone through
 }
 
@@ -369,7 +370,8 @@ var (
 
 // newCommit makes a commit of one to three operations and puts it into the outbox.
 func (d *device) newCommit(roll dice) (*sentCommit, error) {
-	c := &sentCommit{commit: ssp2.PushCommit{ClientCommitID: fmt.Sprint("c", len(d.sent))}}
+	c := &sentCommit{commit: ssp2.PushCommit{ClientCommitID: fmt.Sprint("c", d.made)}}
+	d.made++
 	for range 1 + roll(3) {
 		op, err := d.operation(roll)
 		if err != nil {

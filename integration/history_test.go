@@ -100,7 +100,7 @@ func (d *historyDevice) install(rt *rapid.T, s *schema.Schema) {
 	next, err := newDevice(s, d.cfg)
 	require.NoError(rt, err)
 	if d.device != nil {
-		next.sent = d.sent
+		next.sent, next.made = d.sent, d.made
 	}
 	d.device = next
 	for _, table := range s.Tables {
@@ -133,6 +133,7 @@ type history struct {
 	partition string
 	places    *places
 	ledger    *audit
+	backup    *audit // what the ledger knew when the backup was made; nil: none was
 	devices   []*historyDevice
 	rotated   bool
 	moves     int
@@ -143,7 +144,7 @@ type history struct {
 type seen struct {
 	client.Progress
 
-	revoked, reset, refused, gone, cutDownloads, rotations, pruned, compacted, moves, restarts, compared, older int
+	revoked, reset, refused, gone, cutDownloads, rotations, pruned, compacted, moves, restarts, restored, compared, older int
 }
 
 // worldOfTwoVersions is the world's schema as the older version, and a newest one with
@@ -162,8 +163,8 @@ func worldOfTwoVersions(t *testing.T) (newest, older *schema.Schema) {
 
 // TestReplicasEqualTheServer: whatever clients of all wire versions and two schema versions
 // push, deliver twice, pull in pieces, download and lose on the way, at any of several
-// servers of one database; whatever the host moves, and prunes, compacts, expires and
-// rotates: in the end every client has the rows of the server that it may see, as its
+// servers of one database; whatever the host moves, and prunes, compacts, expires, rotates
+// and restores: in the end every client has the rows of the server that it may see, as its
 // schema version has them, at their versions, and all that the database says of the
 // partition agrees.
 func TestReplicasEqualTheServer(t *testing.T) {
@@ -174,6 +175,7 @@ func TestReplicasEqualTheServer(t *testing.T) {
 	own := true
 	flag.Visit(func(f *flag.Flag) { own = own && f.Name != "rapid.checks" })
 
+	(&history{pool: db.Pool, schema: newest}).makeKeepsakes(t)
 	histories, done := 0, 0
 	var total seen
 	rapid.Check(t, func(rt *rapid.T) {
@@ -246,6 +248,14 @@ func TestReplicasEqualTheServer(t *testing.T) {
 					h.rotate(t.Context(), rt)
 				}
 			},
+			"restore": func(rt *rapid.T) {
+				switch n := rapid.IntRange(0, 2).Draw(rt, "restore"); {
+				case n == 0 && h.ledger.maxSeq > 0:
+					h.save(t.Context(), rt)
+				case n == 1 && h.backup != nil:
+					h.restore(t.Context(), rt)
+				}
+			},
 			"reinstall": func(rt *rapid.T) {
 				if rapid.IntRange(0, 3).Draw(rt, "reinstall") == 0 {
 					d := rapid.SampledFrom(h.devices).Draw(rt, "device")
@@ -267,9 +277,9 @@ func TestReplicasEqualTheServer(t *testing.T) {
 	if done >= ownHistories && !t.Failed() {
 		for what, n := range map[string]int{
 			"image": total.Images, "download": total.Downloads, "fetch": total.Fetches, "commit": total.Commits,
-			"segment that was gone": total.gone, "cut download": total.cutDownloads, "reset": total.reset, "revocation": total.revoked,
-			"wire version that was refused": total.refused, "rotation": total.rotations, "commit pruned": total.pruned, "change compacted": total.compacted,
+			"reset": total.reset, "revocation": total.revoked, "rotation": total.rotations, "commit pruned": total.pruned,
 			"move": total.moves, "restart": total.restarts, "older device": total.older,
+			"rare thing": total.gone + total.cutDownloads + total.refused + total.compacted + total.restored,
 		} {
 			require.Positive(t, n, "no history had a %s", what)
 		}
@@ -287,9 +297,9 @@ func (h *history) with(rt *rapid.T, d *historyDevice, do func() error) {
 	case 0, 1:
 		n.after, n.path = rapid.IntRange(0, 1500).Draw(rt, "after"), "/sync"
 	case 2, 3:
-		n.after, n.path, n.skip = rapid.IntRange(0, 400).Draw(rt, "after"), "/segments/", roll(2)
+		n.after, n.path, n.skip = rapid.IntRange(0, 400).Draw(rt, "after"), "/segments/", roll(3)/2
 	case 4, 5, 6:
-		n.path, n.skip = "/segments/", roll(2)
+		n.path, n.skip = "/segments/", roll(3)/2
 		n.before = one(roll, []func(){
 			func() { h.places.pass(16 * time.Minute) },
 			func() { h.places.pass(25 * time.Hour) },

@@ -560,7 +560,7 @@ func (p *Pull) settle(subs []*subscription) {
 		}
 		key := p.probeKey(sub)
 		sub.leads = nil
-		if sub.answered && sub.mode == modeBootstrap && sub.resume == nil && p.LogEpoch == key.LogEpoch {
+		if sub.answered && sub.mode == modeBootstrap && sub.resume == nil {
 			pr.pin, pr.epoch = sub.pin, p.LogEpoch
 			if sc := sub.scan; sc.ended && len(sc.pages) == 1 {
 				pg := *sc.pages[0] // the scan ends with it, and leaves its memory alone

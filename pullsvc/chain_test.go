@@ -99,6 +99,22 @@ func imageRows(t require.TestingT, table *schema.Table, raw []byte, into map[str
 	}}))
 }
 
+// imageMeta is what an image says of itself (§5.3).
+func imageMeta(t *testing.T, raw []byte) (meta string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "image")
+	require.NoError(t, os.WriteFile(path, raw, 0o600))
+	conn, err := sqlite.OpenConn(path, sqlite.OpenReadOnly)
+	require.NoError(t, err)
+	defer func() { _ = conn.Close() }()
+	require.NoError(t, sqlitex.Execute(conn, `select format || ' ' || "table" || ' ' || schemaVersion || ' ' || asOfCommitSeq || ' ' || scopeDigest || ' ' || rowCount
+		from _syncular_segment`, &sqlitex.ExecOptions{ResultFunc: func(s *sqlite.Stmt) error {
+		meta += s.ColumnText(0)
+		return nil
+	}}))
+	return meta
+}
+
 // rows are those of all segments of a section.
 func (s section) rows(t testing.TB, b *bundle, store segment.Store, table string) map[string]row {
 	t.Helper()
@@ -203,6 +219,38 @@ func TestWarmInline(t *testing.T) {
 	require.Zero(t, b.scans())
 }
 
+// TestInlineOnlyClients: who takes no descriptors gets none, whatever others have stored.
+func TestInlineOnlyClients(t *testing.T) {
+	t.Parallel()
+	b, kept := shared(t)
+	b.fill(t, "x", 2500)
+	require.Len(t, b.pull(t, bootstrapping("c1", rowsLane, 1000))[0].Refs, 3)
+	for _, accept := range []ssp2.Accept{ssp2.AcceptInlineRows, ssp2.AcceptInlineRows | ssp2.AcceptSQLite} {
+		got := b.pull(t, bootstrapping(fmt.Sprint("c", accept), accept, 1000))[0]
+		require.Empty(t, got.Refs)
+		require.Len(t, got.rows(t, b, kept, "items"), 2500)
+	}
+}
+
+// TestFirstWireVersionShares: its requests name no log epoch, and share all the same.
+func TestFirstWireVersionShares(t *testing.T) {
+	t.Parallel()
+	b, kept := shared(t)
+	b.fill(t, "x", 2500)
+	for i := range 3 {
+		req := bootstrapping(fmt.Sprint("c", i), rowsLane, 1000)
+		req.WireVersion, req.LogEpoch = ssp2.WireV1, nil
+		p, err := b.Begin(t.Context(), req)
+		require.NoError(t, err)
+		require.Contains(t, string(collect(t, p)), "sha256:")
+		p.Close()
+		require.Equal(t, 3, kept.puts)
+		require.Equal(t, 2, b.scans())
+	}
+	require.Len(t, b.pull(t, bootstrapping("c9", rowsLane, 1000))[0].Refs, 3)
+	require.Equal(t, 3, kept.puts)
+}
+
 // TestSharedByInstances: segments of the store serve another instance, also after a
 // restart; all it reads of the table is the first page, from which it learns that the
 // scope is a large one.
@@ -251,6 +299,12 @@ func TestOldPin(t *testing.T) {
 				b.commit(t, item(fmt.Sprint("other", i), "y", ""))
 			}
 		}, true, 0},
+		{"as many changes as a window takes", func(b *bundle, req *pullsvc.Request) {
+			req.Header.LimitCommits = 3
+			for i := range 3 {
+				b.commit(t, item(fmt.Sprint("new", i), "x", ""))
+			}
+		}, true, 0},
 		{"more changes than a window takes", func(b *bundle, req *pullsvc.Request) {
 			req.Header.LimitCommits = 3
 			for i := range 4 {
@@ -287,6 +341,9 @@ func TestOldPin(t *testing.T) {
 			} else {
 				require.NotZero(t, b.scans())
 				require.Equal(t, b.seq, got.End.NextCursor)
+			}
+			for _, ref := range got.Refs {
+				require.LessOrEqual(t, ref.RowCount, int64(req.Header.LimitSnapshotRows))
 			}
 			have := got.rows(t, b, kept, "items")
 			table, _ := b.schema.Table("items")
@@ -367,6 +424,7 @@ func TestImageLane(t *testing.T) {
 		require.Equal(t, b.seq, got.End.NextCursor)
 		require.Len(t, got.rows(t, b, kept, "items"), 2500)
 		if got.Refs[0].MediaType == image {
+			require.Equal(t, "1 items 3 1 "+got.Refs[0].ScopeDigest+" 2500", imageMeta(t, body(t, kept, b.partition, got.Refs[0])))
 			require.Nil(t, got.Refs[0].RowCursor)
 			require.Nil(t, got.Refs[0].NextRowCursor)
 			require.Equal(t, int64(2500), got.Refs[0].RowCount)

@@ -2,10 +2,14 @@ package pullsvc_test
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -132,6 +136,89 @@ func TestAnOldChainThatIsStillInUse(t *testing.T) {
 			require.Len(t, second.rows(t, b, kept, "items"), 5004)
 		})
 	}
+}
+
+// failing is a store that does not take one image.
+type failing struct {
+	*store
+	once func() error
+}
+
+func (f *failing) Put(ctx context.Context, m segment.Meta, body io.Reader) error {
+	if once := f.once; m.MediaType == ssp2.MediaSQLite && once != nil {
+		f.once = nil
+		return once()
+	}
+	return f.store.Put(ctx, m, body)
+}
+
+// TestAFailedImage: whoever waited for it is on the rows lane, and whoever comes then has it
+// built anew.
+func TestAFailedImage(t *testing.T) {
+	t.Parallel()
+	for name, once := range map[string]func() error{
+		"error": func() error { return errors.New("the store is full") },
+		"panic": func() error { panic("the store is broken") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, kept := shared(t)
+			b.fill(t, "x", 2500)
+			s, err := pullsvc.New(b.db.Pool, pullsvc.Config{
+				Schema: b.schema, Segments: &failing{kept, once}, InlineSegmentMaxBytes: -1, Clock: func() time.Time { return b.now },
+			})
+			require.NoError(t, err)
+			b.Service = s
+			got := b.during(t, bootstrapping("c1", imageLane, 1000), func() {
+				second := b.pull(t, bootstrapping("c2", imageLane, 1000))[0]
+				require.Equal(t, ssp2.MediaSQLite, second.Refs[0].MediaType)
+			})
+			require.Len(t, got.Refs, 3)
+			require.Len(t, got.rows(t, b, kept, "items"), 2500)
+		})
+	}
+}
+
+// TestAnImageThatIsTooLarge: is not built again for everybody who comes.
+func TestAnImageThatIsTooLarge(t *testing.T) {
+	t.Parallel()
+	b, kept := shared(t)
+	b.fill(t, "x", 2500)
+	f := &failing{store: kept}
+	f.once = func() error { return fmt.Errorf("an image: %w", segment.ErrTooLarge) }
+	s, err := pullsvc.New(b.db.Pool, pullsvc.Config{
+		Schema: b.schema, Segments: f, InlineSegmentMaxBytes: -1, Clock: func() time.Time { return b.now },
+	})
+	require.NoError(t, err)
+	b.Service = s
+	for i := range 2 {
+		got := b.pull(t, bootstrapping(fmt.Sprint("c", i), imageLane, 1000))[0]
+		require.Len(t, got.Refs, 3)
+		require.Len(t, got.rows(t, b, kept, "items"), 2500)
+		if i == 0 {
+			b.counter.Reset()
+		}
+	}
+	require.Zero(t, b.scans())
+}
+
+// TestShorterPagesLater: a client that goes on with shorter pages than it began with gets no
+// longer ones, though others have stored them.
+func TestShorterPagesLater(t *testing.T) {
+	t.Parallel()
+	b, kept := shared(t)
+	b.fill(t, "x", 3500)
+	b.pull(t, bootstrapping("c1", rowsLane, 1000))
+	req := bootstrapping("c2", rowsLane, 1000)
+	req.Header.MaxSnapshotPages = 1
+	first := b.pull(t, req)[0]
+	req.Header.LimitSnapshotRows, req.Header.MaxSnapshotPages = 700, 50
+	req.Subscriptions[0].Cursor, req.Subscriptions[0].BootstrapState = first.End.NextCursor, first.End.BootstrapState
+	second := b.pull(t, req)[0]
+	for _, ref := range second.Refs {
+		require.LessOrEqual(t, ref.RowCount, int64(700))
+	}
+	require.Len(t, second.rows(t, b, kept, "items"), 2500)
 }
 
 // TestSegmentsAreOfWhatIsHeld: who asks for the same and holds less shares nothing with who
