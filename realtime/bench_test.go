@@ -128,7 +128,7 @@ func residentMemory() int64 {
 
 // BenchmarkIdleConnections reports what 10,000 idle connections keep in memory, the buffers
 // and the goroutine of each included, the clients, which are another process, not. An
-// operation is a heartbeat of all of them.
+// operation is a commit that none of them gets.
 func BenchmarkIdleConnections(b *testing.B) {
 	const connections = 10_000
 	w := newWorld(b, realtime.Options{})
@@ -136,7 +136,7 @@ func BenchmarkIdleConnections(b *testing.B) {
 	w.crowdElsewhere(connections, func(i int) string { return fmt.Sprintf("o%d", i) })
 	heap, resident = inUse()-heap, residentMemory()-resident
 	for b.Loop() {
-		w.hub.BeatAll()
+		w.commit(change("d", "elsewhere", "f"))
 		w.settle()
 	}
 	b.ReportMetric(float64(heap)/connections/1024, "KiB/connection")
