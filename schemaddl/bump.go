@@ -100,6 +100,14 @@ select c.relname, greatest(c.reltuples, -1)::bigint, pg_catalog.pg_table_size(c.
   join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
  where (n.nspname = $1 and c.relname = any($2::text[])) or (n.nspname = 'syncpg' and c.relname = 'sync_changes' and $3)`
 	notifySQL = `notify syncpg`
+	// Tables that the current role may not alter.
+	foreignSQL = `
+select t.name
+  from unnest($1::text[]) with ordinality as t(name, position)
+  join pg_catalog.pg_class as c on c.oid = pg_catalog.to_regclass(t.name)
+ where not pg_catalog.pg_has_role(current_user, c.relowner, 'USAGE')
+ order by t.position
+ limit 1`
 )
 
 // lockBump is the advisory lock, of class lockClass, that every push holds in shared mode.
@@ -362,6 +370,9 @@ func bump(ctx context.Context, tx pgx.Tx, s *schema.Schema, o BumpOptions) (*Bum
 	if err != nil {
 		return nil, err
 	}
+	if err := e.owns(ctx, tx); err != nil {
+		return nil, err
+	}
 	if err := e.rewrite(ctx, tx, done); err != nil {
 		return nil, err
 	}
@@ -369,6 +380,19 @@ func bump(ctx context.Context, tx pgx.Tx, s *schema.Schema, o BumpOptions) (*Bum
 		return nil, err
 	}
 	return done, e.record(ctx, tx)
+}
+
+// owns finds out before the rewriting, which may take long, whether tables may be altered
+// after it.
+func (e *evolution) owns(ctx context.Context, db Querier) error {
+	var name string
+	switch err := db.QueryRow(ctx, foreignSQL, e.touched()).Scan(&name); {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil
+	case err != nil:
+		return fmt.Errorf("looking for the owners of the tables: %w", err)
+	}
+	return fmt.Errorf("this user is not the owner of table %s: run it as the owner", name)
 }
 
 // lockPatience is how long an attempt at locks waits: others queue behind it.

@@ -800,3 +800,38 @@ func TestABumpNeedsToSeeWhatOthersCommit(t *testing.T) {
 	_, err = schemaddl.Apply(t.Context(), tx, version(t, 2, tableIR("a", "", "")), schemaddl.BumpOptions{})
 	require.ErrorContains(t, err, "must be read committed")
 }
+
+// TestABumpByARoleThatOwnsNothingRewritesNothing: that it may not alter the tables is said
+// before the work that would be for nothing.
+func TestABumpByARoleThatOwnsNothingRewritesNothing(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	db := pgtest.New(t, pgtest.Options{})
+	apply(t, db.Pool, version(t, 1, tableIR("a", "", "")), schemaddl.BumpOptions{})
+	conn, err := pgx.Connect(ctx, db.DSN)
+	require.NoError(t, err)
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	role := pgx.Identifier{"role of " + db.Name}.Sanitize()
+	_, err = db.Pool.Exec(ctx, `create role `+role+`;
+		grant usage, create on schema syncpg, public to `+role+`;
+		grant select, insert, update, delete on all tables in schema syncpg, public to `+role+`;
+		grant execute on all functions in schema syncpg to `+role)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_, err := db.Pool.Exec(context.WithoutCancel(ctx), `drop owned by `+role+` cascade; drop role `+role)
+		require.NoError(t, err)
+	})
+	two := version(t, 2, tableIR("a", `,{"name":"color","type":"string","nullable":true}`, ""))
+	bump := func() error {
+		_, err := schemaddl.Apply(ctx, conn, two, schemaddl.BumpOptions{Progress: func(p schemaddl.Progress) {
+			require.Equal(t, schemaddl.StageWaiting, p.Stage)
+		}})
+		return err
+	}
+	_, err = conn.Exec(ctx, `set session authorization `+role)
+	require.NoError(t, err)
+	require.ErrorContains(t, bump(), `this user is not the owner of table "public"."a": run it as the owner`)
+	_, err = conn.Exec(ctx, `reset session authorization`)
+	require.NoError(t, err)
+	apply(t, db.Pool, two, schemaddl.BumpOptions{})
+}
