@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/syncpg/syncpg/events"
 	"github.com/syncpg/syncpg/realtime"
 	"github.com/syncpg/syncpg/realtime/fanout"
+	"github.com/syncpg/syncpg/round"
 	"github.com/syncpg/syncpg/scope"
 	"github.com/syncpg/syncpg/ssp2"
 )
@@ -225,6 +227,22 @@ func TestOriginsThatMayNot(t *testing.T) {
 		}
 		require.Error(t, err, origin)
 		require.Equal(t, 403, res.StatusCode, origin)
+	}
+}
+
+// TestOriginsThatNoBrowserSends: what could never match is refused, rather than every page.
+func TestOriginsThatNoBrowserSends(t *testing.T) {
+	t.Parallel()
+	for origin, want := range map[string]string{
+		"https://app.example.com/": "is no origin", "https://app.example.com/app": "is no origin", "app.example.com/": "is no origin",
+		"https://": "is no origin", "": "is no origin", "[": "syntax error in pattern",
+	} {
+		_, err := realtime.NewWith(realtime.Config{
+			Options: realtime.Options{Origins: []string{origin}}, Schema: docSchema, Versions: docVersions,
+			Rounds: &fakeEngine{}, Gate: &fakeGate{},
+			Authenticate: func(*http.Request) (round.Identity, error) { return round.Identity{}, nil },
+		}, &fakeStore{}, &fakeFan{})
+		require.ErrorContains(t, err, want, origin)
 	}
 }
 

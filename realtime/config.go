@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"path"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -36,7 +37,8 @@ const (
 type Options struct {
 	// Origins are the web origins, besides the server's own, whose pages may connect:
 	// "https://app.example.com", or a host alone for any scheme; * stands for a part of a
-	// name, as in path.Match. Clients that are no browsers send none and are not asked.
+	// name, as in path.Match. There is no path behind it. Clients that are no browsers send
+	// none and are not asked.
 	// Default: none.
 	Origins []string
 	// Heartbeat is the time between two heartbeats of a connection (§8.5), which come with
@@ -165,6 +167,13 @@ func (c *Config) check(pool *pgxpool.Pool) error {
 	for _, pattern := range o.Origins {
 		if _, err := path.Match(pattern, ""); err != nil {
 			return fmt.Errorf("realtime: Options.Origins: %q: %w", pattern, err)
+		}
+		host := pattern
+		if _, after, ok := strings.Cut(pattern, "://"); ok {
+			host = after
+		}
+		if host == "" || strings.Contains(host, "/") { // what no browser sends
+			return fmt.Errorf("realtime: Options.Origins: %q is no origin, which has no path and no slash at its end, as in https://app.example.com", pattern)
 		}
 	}
 	if o.PollOnly && o.Listen != nil {
