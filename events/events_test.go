@@ -220,10 +220,11 @@ func TestSlogWritesEveryField(t *testing.T) {
 			events.ResolverFailed{Partition: "p", Err: errors.New("no")},
 			`{"level":"WARN","msg":"scopes.resolve_failed","partition":"p","actor":"","client_id":"","phase":"","outage":false,"err":"no"}`,
 		},
+		{events.FanoutHeard{Bytes: 3}, `{"level":"DEBUG","msg":"fanout.heard","bytes":3}`},
 		{new(hostEvent(5)), `{"level":"INFO","msg":"host.event","event":5}`},
 	} {
 		var log bytes.Buffer
-		s := events.Slog(slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		s := events.Slog(slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
 			if a.Key == slog.TimeKey {
 				return slog.Attr{}
 			}
@@ -243,7 +244,7 @@ func TestSlogTakesEveryEvent(t *testing.T) {
 	t.Parallel()
 	for _, e := range every {
 		var log bytes.Buffer
-		events.Slog(slog.New(slog.NewJSONHandler(&log, nil))).Emit(t.Context(), e)
+		events.Slog(slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))).Emit(t.Context(), e)
 		var line map[string]any
 		require.NoError(t, json.Unmarshal(log.Bytes(), &line))
 		require.Equal(t, e.EventName(), line["msg"])

@@ -10,8 +10,10 @@ import (
 )
 
 // Slog returns a sink that logs every event: its name is the message, each field an
-// attribute in snake case. Dead letters and failures of the resolver are warnings, all
-// others have the level info. A nil logger gives a nil sink.
+// attribute in snake case. Dead letters and failures of the resolver are warnings, what
+// comes many times a second or says that nothing happened (FanoutNotified, FanoutHeard,
+// FanoutRead, FanoutPolled) is for debugging, all others have the level info. A nil logger
+// gives a nil sink.
 func Slog(l *slog.Logger) Sink {
 	if l == nil {
 		return nil
@@ -26,6 +28,8 @@ func (s logSink) Emit(ctx context.Context, e Event) {
 	switch e.(type) {
 	case ReactionDeadLettered, ResolverFailed:
 		level = slog.LevelWarn
+	case FanoutNotified, FanoutHeard, FanoutRead, FanoutPolled:
+		level = slog.LevelDebug
 	}
 	if s.log.Enabled(ctx, level) {
 		s.log.LogAttrs(ctx, level, e.EventName(), attributes(e)...)

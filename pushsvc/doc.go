@@ -14,12 +14,12 @@
 // trip for each read; one that does not costs none.
 //
 // References that the schema declares are checked once the operations of a commit are
-// staged (SEMANTICS §1); what a delete leads to joins the commit, at the cost of a round
+// staged; what a delete leads to joins the commit, at the cost of a round
 // trip for each level of children. It is authorized like any other write: the delete of a
 // row whose children the actor may not write is sync.forbidden.
 //
 // The host's own code writes with [Service.Apply], and with [Service.ApplyTx] inside a
-// transaction of its own (SEMANTICS §5).
+// transaction of its own.
 //
 // Only a commit that the database itself refuses leaves that path: the request is
 // then applied in halves, so that the refused commit is found and rejected alone

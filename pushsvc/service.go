@@ -59,7 +59,7 @@ type Config struct {
 	// PlanReactions plans the reactions of commits (§6.9). nil: there are none.
 	PlanReactions Planner
 	// MaxCascade caps the operations that the declared references of the schema append to
-	// one commit (SEMANTICS §1). Default 1000.
+	// one commit. Default 1000.
 	MaxCascade int
 	// Gate is shared with the other services of a server. Default one of its own.
 	Gate *gate.Gate

@@ -12,7 +12,7 @@ import (
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-// ApplyRequest is one commit of the host's own code (SEMANTICS §5).
+// ApplyRequest is one commit of the host's own code.
 type ApplyRequest struct {
 	Partition string
 	// Actor is whom the log and the hooks name as the author.

@@ -26,7 +26,7 @@ type Table struct {
 	Indexes    []Index
 	References []Reference
 	// Materialize says that app columns beyond the scope columns are stored
-	// typed (SEMANTICS §4). False keeps only the _sync_* and scope columns.
+	// typed. False keeps only the _sync_* and scope columns.
 	Materialize bool
 	// Wire is Columns as the row codec wants them, same order.
 	Wire []ssp2.Column
@@ -80,7 +80,7 @@ var onDeleteNames = map[OnDelete]string{
 // String returns the action as the IR spells it.
 func (d OnDelete) String() string { return onDeleteNames[d] }
 
-// Reference is one declared reference (SEMANTICS §1).
+// Reference is one declared reference: a column that holds the primary key of a row of Parent.
 type Reference struct {
 	Column   int
 	Parent   *Table

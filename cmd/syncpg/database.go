@@ -124,7 +124,7 @@ func explain(err error) error {
 	}
 	switch pg.Code {
 	case "42501":
-		return fmt.Errorf("%w; the user of the database may not do this: use the owner, or grant it", err)
+		return fmt.Errorf("%w; the user of the database may not do this: use the owner, or grant it as the chapter Rights of OPERATING.md says", err)
 	case "26000", "42P05": // a prepared statement that is not there, or is there already
 		return fmt.Errorf("%w; behind a pooler in transaction mode add default_query_exec_mode=exec to the URL of the database", err)
 	}

@@ -56,7 +56,7 @@ func TestDatabaseThatIsNotThereIsNamed(t *testing.T) {
 
 func TestMissingRightsAreExplained(t *testing.T) {
 	t.Parallel()
-	require.ErrorContains(t, explain(&pgconn.PgError{Code: "42501"}), "use the owner, or grant it")
+	require.ErrorContains(t, explain(&pgconn.PgError{Code: "42501"}), "use the owner, or grant it as the chapter Rights of OPERATING.md says")
 	require.ErrorContains(t, explain(&pgconn.PgError{Code: "42P05"}), "default_query_exec_mode=exec")
 	other := &pgconn.PgError{Code: "42P01"}
 	require.Equal(t, error(other), explain(other))

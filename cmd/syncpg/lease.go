@@ -36,11 +36,11 @@ type shownLease struct {
 	Partition string  `json:"partition"`
 	Actor     string  `json:"actor"`
 	Client    string  `json:"client"`
-	LeaseID   string  `json:"lease_id"`
+	LeaseID   string  `json:"leaseId"`
 	State     string  `json:"state"`
-	IssuedAt  string  `json:"issued_at"`
-	ExpiresAt string  `json:"expires_at"`
-	RevokedAt *string `json:"revoked_at"`
+	IssuedAt  string  `json:"issuedAt"`
+	ExpiresAt string  `json:"expiresAt"`
+	RevokedAt *string `json:"revokedAt"`
 }
 
 func show(i lease.Info, now time.Time) shownLease {

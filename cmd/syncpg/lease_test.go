@@ -86,6 +86,9 @@ func TestLeaseCommands(t *testing.T) {
 	r = revoke("--client", "tablet", "--json")
 	require.Zero(t, r.code, r.stderr)
 	require.Contains(t, r.stdout, `"state": "revoked"`)
+	for _, key := range []string{"partition", "actor", "client", "leaseId", "issuedAt", "expiresAt", "revokedAt"} {
+		require.Contains(t, r.stdout, `"`+key+`": "`)
+	}
 	desk := list("--client", "desk")[0]
 	r = revoke("--lease-id", desk.LeaseID)
 	require.Zero(t, r.code, r.stderr)

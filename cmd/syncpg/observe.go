@@ -19,7 +19,7 @@ import (
 // observeFlags say who is told what a server does.
 type observeFlags struct {
 	MetricsListen string `name:"metrics-listen" placeholder:"ADDRESS" setting:"" help:"Address to serve GET /metrics on, for Prometheus, to whoever reaches it. Default: nowhere."`
-	LogEvents     bool   `name:"log-events" setting:"" help:"Log every request, pushed commit and answered subscription, at level info. Names partitions, actors and clients."`
+	LogEvents     bool   `name:"log-events" setting:"" help:"Log what happens, such as every request, pushed commit and answered subscription, at level info; at debug also what servers tell each other. Names partitions, actors and clients."`
 }
 
 // observer takes the events of a server.

@@ -72,7 +72,7 @@ It can be interrupted at any time, and run while servers do: pushes to a partiti
 // prunedPartition is what is printed of a partition as JSON.
 type prunedPartition struct {
 	Partition       string `json:"partition"`
-	PreviousHorizon int64  `json:"previous_horizon"`
+	PreviousHorizon int64  `json:"previousHorizon"`
 	Horizon         int64  `json:"horizon"`
 	Commits         int64  `json:"commits"`
 	Changes         int64  `json:"changes"`
@@ -87,8 +87,8 @@ type plannedPartition struct {
 	Horizon       int64  `json:"horizon"`
 	Target        int64  `json:"target"`
 	Commits       int64  `json:"commits"`
-	ActiveClients int64  `json:"active_clients"`
-	LeastCursor   *int64 `json:"least_cursor"`
+	ActiveClients int64  `json:"activeClients"`
+	LeastCursor   *int64 `json:"leastCursor"`
 }
 
 // Run prunes.
@@ -180,9 +180,9 @@ func (c *pruneCmd) prune(ctx context.Context, p *program, s *retention.Service) 
 		return err
 	}
 	rows := [][]string{{"PARTITION", "HORIZON", "COMMITS", "CHANGES", "TOMBSTONES", "COMPACTED"}}
-	var commits int64
+	var commits, compacted int64
 	for _, d := range done {
-		commits += d.Commits
+		commits, compacted = commits+d.Commits, compacted+d.Compacted
 		rows = append(rows, []string{
 			strconv.Quote(d.Partition), fmt.Sprintf("%d (was %d)", d.Horizon, d.PreviousHorizon), strconv.FormatInt(d.Commits, 10),
 			strconv.FormatInt(d.Changes, 10), strconv.FormatInt(d.Tombstones, 10), strconv.FormatInt(d.Compacted, 10),
@@ -197,7 +197,11 @@ func (c *pruneCmd) prune(ctx context.Context, p *program, s *retention.Service) 
 	if tableErr := table(p.stdout, "", rows); tableErr != nil && err == nil {
 		err = tableErr
 	}
-	p.printf("deleted %s in %s\n", plural(int(commits), "commit"), plural(len(done), "partition"))
+	what := plural(int(commits), "commit")
+	if c.CompactAfter > 0 {
+		what += " and " + plural(int(compacted), "superseded change")
+	}
+	p.printf("deleted %s in %s\n", what, plural(len(done), "partition"))
 	return err
 }
 
@@ -245,6 +249,9 @@ func (c *pruneCmd) plan(ctx context.Context, p *program, s *retention.Service) e
 		return err
 	}
 	p.printf("would delete %s in %s\n", plural(int(commits), "commit"), plural(len(plans), "partition"))
+	if c.CompactAfter > 0 {
+		p.printf("which changes would be compacted is only known when it is done\n")
+	}
 	return nil
 }
 

@@ -59,11 +59,11 @@ func TestPruneCommand(t *testing.T) {
 
 	r = prune("--partition", "acme", "--dry-run", "--json")
 	require.Zero(t, r.code, r.stderr)
-	require.JSONEq(t, `[{"partition": "acme", "newest": 1500, "horizon": 0, "target": 500, "commits": 500, "active_clients": 0, "least_cursor": null}]`, r.stdout)
+	require.JSONEq(t, `[{"partition": "acme", "newest": 1500, "horizon": 0, "target": 500, "commits": 500, "activeClients": 0, "leastCursor": null}]`, r.stdout)
 
 	r = prune("--partition", "acme", "--json")
 	require.Zero(t, r.code, r.stderr)
-	require.JSONEq(t, `[{"partition": "acme", "previous_horizon": 0, "horizon": 500, "commits": 500, "changes": 0, "tombstones": 0, "compacted": 0}]`, r.stdout)
+	require.JSONEq(t, `[{"partition": "acme", "previousHorizon": 0, "horizon": 500, "commits": 500, "changes": 0, "tombstones": 0, "compacted": 0}]`, r.stdout)
 	require.Equal(t, int64(500), horizon("acme"))
 	require.Zero(t, horizon("globex"))
 
@@ -71,6 +71,9 @@ func TestPruneCommand(t *testing.T) {
 	require.Zero(t, r.code, r.stderr)
 	require.Contains(t, r.stdout, "deleted 1000 commits in 2 partitions")
 	require.Equal(t, int64(500), horizon("globex"))
+	r = prune("--partition", "acme", "--compact-after", "24h")
+	require.Zero(t, r.code, r.stderr)
+	require.Contains(t, r.stdout, "deleted 0 commits and 0 superseded changes in 1 partition\n")
 	for _, args := range [][]string{{"--all"}, {"--all", "--dry-run"}} {
 		r = prune(args...)
 		require.Zero(t, r.code, r.stderr)

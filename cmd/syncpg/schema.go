@@ -77,6 +77,9 @@ func (f olderFlags) load(newest *schema.Schema, name string) ([]*schema.Schema, 
 			return nil, usagef("--older-schema %s is of version %d, and so is %s", path, s.Version, other)
 		}
 		if _, err := schema.NewVersions(newest, s); err != nil {
+			if s.Version < newest.Version {
+				err = fmt.Errorf("%w; leave it out when its devices may be told to upgrade, or give version %d what they need", err, newest.Version)
+			}
 			return nil, usagef("--older-schema %s: %w", path, err)
 		}
 		files[s.Version] = path

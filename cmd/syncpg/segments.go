@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -28,6 +29,8 @@ type segmentFlags struct {
 	SegmentS3PathStyle    bool          `name:"segment-s3-path-style" setting:"" group:"segments" help:"Name the bucket in the path, as most other services want it."`
 	SegmentS3Secret       string        `name:"segment-s3-secret" placeholder:"BASE64" setting:"" group:"segments" help:"Names partitions in keys of objects: 32 random bytes or more in base64, the same for all servers."`
 	SegmentS3Presign      bool          `name:"segment-s3-presign" setting:"" group:"segments" help:"Let clients that can do so fetch segments from the bucket, by presigned URL."`
+	ImageDir              string        `name:"image-dir" placeholder:"DIR" setting:"" group:"segments" help:"Directory in which SQLite images of tables are built, for clients that take them, with up to 2 GiB each. Default: the one for temporary files."`
+	MaxBuilds             int           `name:"max-builds" placeholder:"N" setting:"" group:"segments" help:"How many images may be built at a time, each with a connection of the pool; further clients get rows instead. Also how many builds go on when their clients have left. Default: 4."`
 }
 
 // configure puts store and signer into a configuration.
@@ -36,6 +39,18 @@ func (f *segmentFlags) configure(ctx context.Context, cfg *syncpg.Config) error 
 		return usagef("--segment-ttl must be positive")
 	}
 	cfg.SegmentTTL = f.SegmentTTL
+	if f.MaxBuilds < 0 {
+		return usagef("--max-builds is %d; it must be positive", f.MaxBuilds)
+	}
+	if f.ImageDir != "" {
+		// Otherwise the first client that takes an image would find out, and get rows for ever.
+		if info, err := os.Stat(f.ImageDir); err != nil {
+			return usagef("--image-dir: %w", err)
+		} else if !info.IsDir() {
+			return usagef("--image-dir: %s is no directory", f.ImageDir)
+		}
+	}
+	cfg.ImageDir, cfg.MaxBuilds = f.ImageDir, f.MaxBuilds
 	if err := f.store(ctx, cfg); err != nil {
 		return err
 	}
@@ -117,7 +132,7 @@ func (f *segmentFlags) signer(cfg *syncpg.Config) error {
 	}
 	signer, err := segment.NewSigner(segment.SignerConfig{BaseURL: f.SegmentURLBase, Key: key, PreviousKey: previous})
 	if err != nil {
-		return usagef("%w", err)
+		return usagef("--segment-url-base is %q; it must be an http or https URL without user, query and fragment, such as https://sync.example.com", f.SegmentURLBase)
 	}
 	cfg.SegmentURLs = signer
 	return nil

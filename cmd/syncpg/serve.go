@@ -47,6 +47,7 @@ type serveCmd struct {
 	realtimeFlags
 	segmentFlags
 	retentionFlags
+	MaxCompressed int           `name:"max-compressed" placeholder:"N" setting:"" help:"How many responses may be compressed at a time, with about 1 MiB of memory each; further ones go out as they are. -1: any number. Default: 128."`
 	PruneInterval time.Duration `name:"prune-interval" default:"1h" setting:"" group:"retention" help:"How often the logs are pruned, by one of the servers of a database. 0: never."`
 }
 
@@ -107,7 +108,7 @@ func (c *serveCmd) Run(ctx context.Context, p *program) error {
 	defer o.stop()
 	conf := syncpg.Config{
 		Schema: s, OlderSchemas: older, AppSchema: string(c.AppSchema), Authenticate: a.authenticate, ResolveScopes: a.resolveScopes,
-		Events: o.sink, Logger: p.log, Retention: policy, PruneInterval: interval,
+		Events: o.sink, Logger: p.log, Retention: policy, PruneInterval: interval, MaxCompressed: c.MaxCompressed,
 	}
 	if err := c.apply(&conf); err != nil {
 		return err
@@ -331,7 +332,7 @@ func notReady(err error, schemaFile string) error {
 		switch {
 		case errors.Is(c.Err, schemaddl.ErrNotInstalled), errors.Is(c.Err, schemaddl.ErrFunctionsStale):
 			fmt.Fprintf(&b, "\n  run: syncpg schema apply --schema %s", schemaFile)
-		case c.Help != "" && !strings.Contains(c.Err.Error(), c.Help):
+		case c.Help != "" && !strings.Contains(c.Err.Error(), "`syncpg "): // which would be the command that helps
 			fmt.Fprintf(&b, "\n  %s", c.Help)
 		}
 	}

@@ -110,7 +110,7 @@ func TestOlderVersionsThatCannotBeServedAreRefused(t *testing.T) {
 		"the newest itself": {[]string{second}, "v2.json is of version 2, and so is "},
 		"the same twice":    {[]string{first, another}, "also1.json is of version 1, and so is "},
 		"another type": {
-			[]string{other}, `changed.json: schema: version 1 cannot be served from version 2: table "notes": column "text": its type was integer and is string`,
+			[]string{other}, `changed.json: schema: version 1 cannot be served from version 2: table "notes": column "text": its type was integer and is string; leave it out when its devices may be told to upgrade, or give version 2 what they need`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -130,7 +130,7 @@ func TestOlderVersionsThatCannotBeServedAreRefused(t *testing.T) {
 	}
 	newer := runCommand(t, "schema", "check", "--schema", first, "--older-schema", second)
 	require.Equal(t, exitUsage, newer.code)
-	require.Contains(t, newer.stderr, "v2.json: schema: version 2 is not older than version 1")
+	require.Contains(t, newer.stderr, "v2.json: schema: version 2 is not older than version 1\n")
 
 	fine := runCommand(t, "schema", "check", "--schema", second, "--older-schema", first)
 	require.Zero(t, fine.code, fine.stderr)
