@@ -40,7 +40,7 @@ func TestServeRefusesADatabaseThatIsNotReady(t *testing.T) {
 	require.Contains(t, r.stderr, "run: syncpg schema apply --schema "+sampleFile)
 
 	require.Zero(t, runCommand(t, "schema", "apply", "--schema", sampleFile, "--database-url", url).code)
-	s := startServe(t, serve[1:]...)
+	s := startServe(t, append(serve[1:], "--max-compressed=-1", "--max-builds=1", "--image-dir", t.TempDir())...)
 	s.smoke(t)
 	require.Zero(t, s.stop().code)
 
@@ -71,6 +71,11 @@ func TestServeServesTheOlderVersionsItIsGiven(t *testing.T) {
 	t.Parallel()
 	first, second := smallSchemas(t)
 	url := pgtest.DSN(t)
+	require.Zero(t, runCommand(t, "schema", "apply", "--schema", first, "--database-url", url).code)
+	early := runCommand(t, "serve", "--listen", "127.0.0.1:0", "--dev-auth", "--schema", second, "--database-url", url)
+	require.Equal(t, exitState, early.code)
+	require.Contains(t, early.stderr, "`syncpg schema apply` does it\n")
+	require.NotContains(t, early.stderr, "compare with", "it is clear what to run")
 	require.Zero(t, runCommand(t, "schema", "apply", "--schema", second, "--database-url", url).code)
 	common := []string{"--dev-auth", "--schema", second, "--database-url", url}
 
