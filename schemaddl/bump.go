@@ -122,6 +122,7 @@ var bumpSettings = []string{
 	"set local statement_timeout = 0",
 	"set local lock_timeout = 0",
 	"set local idle_in_transaction_session_timeout = 0",
+	"select pg_catalog.set_config(s.name, '0', true) from pg_catalog.pg_settings as s where s.name = 'transaction_timeout'", // from Postgres 17 on
 	"set local row_security = off",
 	"set local jit = off",
 }
@@ -577,10 +578,12 @@ func tableNames(tables []*schema.Table) []string {
 	return names
 }
 
-func indexSignatures(s *schema.Schema) ([]byte, error) {
+// indexSignatures is text and no bytes, which a connection without descriptions would send as
+// a bytea.
+func indexSignatures(s *schema.Schema) (string, error) {
 	indexes, err := ownedIndexes(s)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	signatures := make(map[string]string, len(indexes))
 	for _, x := range indexes {
@@ -588,7 +591,7 @@ func indexSignatures(s *schema.Schema) ([]byte, error) {
 	}
 	encoded, err := json.Marshal(signatures)
 	if err != nil {
-		return nil, fmt.Errorf("encoding the index signatures: %w", err)
+		return "", fmt.Errorf("encoding the index signatures: %w", err)
 	}
-	return encoded, nil
+	return string(encoded), nil
 }

@@ -465,6 +465,10 @@ func TestABumpIsRefused(t *testing.T) {
 			want: []string{`column "note": it is removed, and its values are nowhere but in the rows`, "give --drop"},
 		},
 		{
+			name: "an index of a name that is taken", from: []string{tableIR("a", n, "")}, to: []string{tableIR("a", n, `,"indexes":[{"name":"by_n","columns":["n"]}]`)},
+			ddl: `create sequence public.sync_ix_by_n`, want: []string{`the index "by_n" would be named sync_ix_by_n`},
+		},
+		{
 			name: "a json column that becomes a scope", from: []string{tableIR("a", column("j", "json", false), "")},
 			to: []string{tableIR("a", column("j", "json", false), `,"scopes":[{"pattern":"j:{j}"}]`)}, want: []string{`column "j": json scope columns are stored as text`},
 		},
@@ -918,4 +922,55 @@ func TestPlanRewritesFindRowsByWhereTheyAre(t *testing.T) {
 	for name, n := range many {
 		require.LessOrEqual(t, n, few[name], "scans of %s", name)
 	}
+}
+
+// TestABumpInEveryExecMode: a connection through a pooler may know nothing of the types of
+// parameters.
+func TestABumpInEveryExecMode(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t, pgtest.Options{})
+			config, err := pgxpool.ParseConfig(db.DSN)
+			require.NoError(t, err)
+			config.ConnConfig.DefaultQueryExecMode = mode
+			pool, err := pgxpool.NewWithConfig(t.Context(), config)
+			require.NoError(t, err)
+			defer pool.Close()
+			columns := column("n", "integer", true) + column("f", "float", true) + column("b", "boolean", true) + column("j", "json", true) + column("y", "bytes", true) + column("s", "string", true)
+			one := version(t, 1, tableIR("a", columns, `,"materialize":false`), tableIR("gone", "", ""))
+			apply(t, pool, one, schemaddl.BumpOptions{})
+			full := row{"id": "1", "team": "t", "n": 5, "f": 1.5, "b": 1, "j": `{"a": [1]}`, "y": "\x00\xff", "s": "é"}
+			put(t, db.Pool, one.Tables[0], "", full, row{"id": "2", "team": "t"}, row{"id": "3", "team": "t", "s": strings.Repeat("x", 100_000)})
+			logged(t, db.Pool, 1, one.Tables[0], full)
+			rowsWere, logWas := served(t, db.Pool, one.Tables[0])
+
+			two := version(t, 2, tableIR("a", column("z", "string", true)+columns, ""), tableIR("fresh", "", ""))
+			o := schemaddl.BumpOptions{Drop: true}
+			_, err = schemaddl.PlanBump(t.Context(), pool, two, o)
+			require.NoError(t, err)
+			apply(t, pool, two, o)
+			require.NoError(t, schemaddl.Check(t.Context(), pool, two, o.Options))
+			rows, log := served(t, db.Pool, two.Tables[0])
+			require.Equal(t, rowsWere, rows)
+			require.Equal(t, logWas, log)
+			require.Equal(t, []string{"1 5 1.5 t {\"a\": [1]} 00ff é", "2", "3 100000"},
+				list(t, db.Pool, `select concat_ws(' ', id, n, f, b, j, encode(y, 'hex'), case when length(s) > 10 then length(s)::text else s end) from public.a where z is null order by id`))
+			apply(t, pool, version(t, 3, tableIR("a", column("z", "string", true)+columns, ""), tableIR("fresh", "", ""), tableIR("gone", "", "")), o)
+		})
+	}
+}
+
+// TestWhatKeepsAColumnIsNamed: the database refuses to drop what objects of the host depend
+// on, and the error says which these are.
+func TestWhatKeepsAColumnIsNamed(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	apply(t, pool, version(t, 1, tableIR("a", column("n", "integer", true), "")), schemaddl.BumpOptions{})
+	exec(t, pool, `create view public.report as select n from public.a`)
+	before := catalog(t, pool)
+	_, err := schemaddl.Apply(t.Context(), pool, version(t, 2, tableIR("a", "", "")), schemaddl.BumpOptions{Drop: true})
+	require.ErrorContains(t, err, "view report depends on column n of table a")
+	require.Equal(t, before, catalog(t, pool))
 }
