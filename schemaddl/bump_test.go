@@ -811,6 +811,7 @@ func TestRoundsGoOnWhileABumpWaitsForAReader(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t, pgtest.Options{})
 	apply(t, db.Pool, version(t, 1, tableIR("a", "", "")), schemaddl.BumpOptions{})
+	next := version(t, 2, tableIR("a", column("n", "integer", true), ""))
 	reader, err := db.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = reader.Rollback(context.WithoutCancel(t.Context())) }()
@@ -823,7 +824,7 @@ func TestRoundsGoOnWhileABumpWaitsForAReader(t *testing.T) {
 	defer cancel()
 	applied := make(chan error, 1)
 	go func() {
-		_, err := schemaddl.Apply(ctx, conn, version(t, 2, tableIR("a", column("n", "integer", true), "")), schemaddl.BumpOptions{})
+		_, err := schemaddl.Apply(ctx, conn, next, schemaddl.BumpOptions{})
 		applied <- err
 	}()
 	defer func() { cancel(); applied <- <-applied }()
@@ -971,6 +972,6 @@ func TestWhatKeepsAColumnIsNamed(t *testing.T) {
 	exec(t, pool, `create view public.report as select n from public.a`)
 	before := catalog(t, pool)
 	_, err := schemaddl.Apply(t.Context(), pool, version(t, 2, tableIR("a", "", "")), schemaddl.BumpOptions{Drop: true})
-	require.ErrorContains(t, err, "view report depends on column n of table a")
+	require.ErrorContains(t, err, "view public.report depends on column n of table public.a")
 	require.Equal(t, before, catalog(t, pool))
 }
