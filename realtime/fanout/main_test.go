@@ -188,6 +188,30 @@ func (b *bundle) start(t testing.TB, change ...func(*fanout.Config)) *instance {
 	return i
 }
 
+// startGated starts an instance that listens, and once more for each send to mayConnect.
+// connected says which backend it listens at.
+func (b *bundle) startGated(t testing.TB) (i *instance, mayConnect chan<- struct{}, connected <-chan uint32) {
+	t.Helper()
+	may, backends := make(chan struct{}, 1), make(chan uint32, 2)
+	may <- struct{}{}
+	i = b.start(t, func(cfg *fanout.Config) {
+		connect := cfg.Listen
+		cfg.Listen = func(ctx context.Context) (*pgx.Conn, error) {
+			select {
+			case <-may:
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+			conn, err := connect(ctx)
+			if err == nil {
+				backends <- conn.PgConn().PID()
+			}
+			return conn, err
+		}
+	})
+	return i, may, backends
+}
+
 func (i *instance) stop(t testing.TB) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

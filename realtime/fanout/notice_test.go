@@ -1,13 +1,11 @@
 package fanout_test
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/syncpg/syncpg/realtime/fanout"
@@ -56,23 +54,7 @@ func TestANoticeThatIsMissedIsAskedFor(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	a := b.start(t)
-	mayConnect, connected := make(chan struct{}, 1), make(chan uint32, 2)
-	mayConnect <- struct{}{}
-	c := b.start(t, func(cfg *fanout.Config) {
-		connect := cfg.Listen
-		cfg.Listen = func(ctx context.Context) (*pgx.Conn, error) {
-			select {
-			case <-mayConnect:
-			case <-ctx.Done():
-				return nil, ctx.Err()
-			}
-			conn, err := connect(ctx)
-			if err == nil {
-				connected <- conn.PgConn().PID()
-			}
-			return conn, err
-		}
-	})
+	c, mayConnect, connected := b.startGated(t)
 	b.listening(t, 2)
 	ada, eve, bob := fanout.Notice{Partition: "acme", Actor: "ada"}, fanout.Notice{Partition: "acme", Actor: "eve"}, fanout.Notice{Partition: "acme", Actor: "bob"}
 	a.Notify(ada)

@@ -1,14 +1,12 @@
 package fanout_test
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/syncpg/syncpg/realtime/fanout"
@@ -106,23 +104,7 @@ func TestPresenceIsRebuiltAfterAReconnect(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	a := b.start(t)
-	mayConnect, connected := make(chan struct{}, 1), make(chan uint32, 2)
-	mayConnect <- struct{}{}
-	c := b.start(t, func(cfg *fanout.Config) {
-		connect := cfg.Listen
-		cfg.Listen = func(ctx context.Context) (*pgx.Conn, error) {
-			select {
-			case <-mayConnect:
-			case <-ctx.Done():
-				return nil, ctx.Err()
-			}
-			conn, err := connect(ctx)
-			if err == nil {
-				connected <- conn.PgConn().PID()
-			}
-			return conn, err
-		}
-	})
+	c, mayConnect, connected := b.startGated(t)
 	b.listening(t, 2)
 	for _, client := range []string{"stays", "changes", "leaves"} {
 		a.PublishPresence(key("team:red", client), []byte(`{"n":1}`))
