@@ -27,10 +27,24 @@ type PartitionCreateParams struct {
 
 // PartitionCreate creates a partition unless it is there. Guarantees: the epoch of
 // whoever came first stays; it fits into any transaction. Locks: the rows it inserts;
-// waits for a transaction that is inserting the same.
+// waits for a transaction that is inserting the same. PartitionHold goes before it.
 func (q *Queries) PartitionCreate(ctx context.Context, arg PartitionCreateParams) error {
 	_, err := q.db.Exec(ctx, PartitionCreate, arg.Partition, arg.LogEpoch, arg.Now)
 	return err
+}
+
+const PartitionHold = `-- name: PartitionHold :one
+select pg_catalog.pg_try_advisory_xact_lock_shared(1937337955, 2)::boolean as held
+`
+
+// PartitionHold says whether a partition may be created: the schema is not being moved to
+// another version, nor before the transaction ends. Locks: advisory (0x73796e63, 2), shared
+// and tried.
+func (q *Queries) PartitionHold(ctx context.Context) (bool, error) {
+	row := q.db.QueryRow(ctx, PartitionHold)
+	var held bool
+	err := row.Scan(&held)
+	return held, err
 }
 
 const PartitionOpen = `-- name: PartitionOpen :one
@@ -53,8 +67,10 @@ type PartitionOpenRow struct {
 
 // Partitions: identity of the log and the serve gate.
 // PartitionOpen returns a partition's log epoch and creates the partition when it
-// is new. Guarantees: one epoch per partition, whoever comes first; refreshes the
-// last-seen time at most once a minute. Locks: the registry row, only when it
+// is new; an empty epoch says that it is new and the schema is being moved to another
+// version. Guarantees: one epoch per partition, whoever comes first; refreshes the
+// last-seen time at most once a minute; does not wait for a bump. Locks: of a new partition
+// advisory (0x73796e63, 2), shared and tried; the registry row, only when it
 // writes. Must be a transaction of its own.
 func (q *Queries) PartitionOpen(ctx context.Context, arg PartitionOpenParams) (PartitionOpenRow, error) {
 	row := q.db.QueryRow(ctx, PartitionOpen, arg.Partition, arg.LogEpoch, arg.Now)

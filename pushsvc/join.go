@@ -95,7 +95,15 @@ func (s *Service) ApplyTx(ctx context.Context, tx pgx.Tx, req ApplyRequest) (App
 
 // createPartition creates a partition in a transaction of the host.
 func (s *Service) createPartition(ctx context.Context, tx pgx.Tx, partition string) error {
-	err := db.New(tx).PartitionCreate(ctx, db.PartitionCreateParams{
+	// What the attempt before this held went with its savepoint.
+	held, err := db.New(tx).PartitionHold(ctx)
+	if err != nil {
+		return fmt.Errorf("creating the partition: %w", err)
+	}
+	if !held {
+		return gate.Moving()
+	}
+	err = db.New(tx).PartitionCreate(ctx, db.PartitionCreateParams{
 		Partition: partition, LogEpoch: gate.NewLogEpoch(), Now: s.clock().UnixMilli(),
 	})
 	if err != nil {

@@ -99,6 +99,15 @@ select c.relname, greatest(c.reltuples, -1)::bigint, pg_catalog.pg_table_size(c.
   from pg_catalog.pg_class as c
   join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
  where (n.nspname = $1 and c.relname = any($2::text[])) or (n.nspname = 'syncpg' and c.relname = 'sync_changes' and $3)`
+	// A transaction that has a lock on one of the tables and waits for one of this session.
+	crossedSQL = `
+select l.pid
+  from pg_catalog.pg_locks as l
+ where l.granted and l.locktype = 'relation' and l.pid <> pg_catalog.pg_backend_pid()
+   and l.database = (select d.oid from pg_catalog.pg_database as d where d.datname = pg_catalog.current_database())
+   and l.relation = any($1::text[]::regclass[]::oid[])
+   and pg_catalog.pg_backend_pid() = any(pg_catalog.pg_blocking_pids(l.pid))
+ limit 1`
 	notifySQL = `notify syncpg`
 	// Tables that the current role may not alter.
 	foreignSQL = `
@@ -121,6 +130,7 @@ var bumpSettings = []string{
 	"set local statement_timeout = 0",
 	"set local lock_timeout = 0",
 	"set local idle_in_transaction_session_timeout = 0",
+	"select pg_catalog.set_config(s.name, '0', true) from pg_catalog.pg_settings as s where s.name = 'transaction_timeout'", // from Postgres 17 on
 	"set local row_security = off",
 	"set local jit = off",
 }
@@ -358,7 +368,7 @@ func bump(ctx context.Context, tx pgx.Tx, s *schema.Schema, o BumpOptions) (*Bum
 	err := o.patiently(ctx, tx, StageWaiting, []string{
 		fmt.Sprintf("select pg_catalog.pg_advisory_xact_lock(%d, %d)", lockClass, lockBump),
 		"lock table syncpg.sync_partitions in exclusive mode",
-	})
+	}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("waiting for pushes under way: %w", err)
 	}
@@ -395,20 +405,26 @@ func (e *evolution) owns(ctx context.Context, db Querier) error {
 	return fmt.Errorf("this user is not the owner of table %s: run it as the owner", name)
 }
 
-// lockPatience is how long an attempt at locks waits: others queue behind it.
-const lockPatience = 2 * time.Second
+const (
+	// lockPatience is how long an attempt at a lock waits: others queue behind it.
+	lockPatience = 2 * time.Second
+	// lockPause is how long others go on between two attempts.
+	lockPause = time.Second
+)
 
 // lockAll locks tables.
 func (e *evolution) lockAll(ctx context.Context, tx pgx.Tx, mode string, tables []string) error {
 	if len(tables) == 0 {
 		return nil
 	}
-	return e.o.patiently(ctx, tx, StageLocking, []string{fmt.Sprintf("lock table %s in %s mode", strings.Join(tables, ", "), mode)})
+	return e.o.patiently(ctx, tx, StageLocking, []string{fmt.Sprintf("lock table %s in %s mode", strings.Join(tables, ", "), mode)}, tables)
 }
 
 // patiently takes locks that other transactions may hold for long, or in another order: what
-// it has of them is given back when it cannot have all, before the next attempt.
-func (o BumpOptions) patiently(ctx context.Context, tx pgx.Tx, stage string, locks []string) error {
+// it has of them is given back when it cannot have all, before the next attempt. It fails
+// when one that holds one of the tables waits for a lock that this transaction had before:
+// neither would ever go on, and deadlock detection ends only the attempts.
+func (o BumpOptions) patiently(ctx context.Context, tx pgx.Tx, stage string, locks, tables []string) error {
 	for {
 		o.Progress(Progress{Stage: stage})
 		err := tryLocks(ctx, tx, locks)
@@ -416,7 +432,19 @@ func (o BumpOptions) patiently(ctx context.Context, tx pgx.Tx, stage string, loc
 		if !errors.As(err, &pgErr) || pgErr.Code != "55P03" && pgErr.Code != "40P01" { // lock_not_available, deadlock_detected
 			return err
 		}
-		if ctx.Err() != nil {
+		var pid int32
+		switch err := tx.QueryRow(ctx, crossedSQL, tables).Scan(&pid); {
+		case err == nil:
+			return fmt.Errorf("the transaction of the database process %d uses a table that is to be changed, and waits for this one: "+
+				"neither can go on; run it again, when there are none that write the app's tables by other means than pushes", pid)
+		case !errors.Is(err, pgx.ErrNoRows):
+			return fmt.Errorf("looking for who waits: %w", err)
+		}
+		pause := time.NewTimer(lockPause)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
 			return fmt.Errorf("taking locks: %w", context.Cause(ctx))
 		}
 	}
@@ -446,10 +474,9 @@ func (e *evolution) qualified(name string) string {
 // Readers wait from here to the end: rounds for the stored version, which they read first,
 // so that they hold no table by then.
 func (e *evolution) change(ctx context.Context, tx pgx.Tx, done *Bump) error {
-	if err := e.lockAll(ctx, tx, "access exclusive", []string{"syncpg.sync_schema_meta"}); err != nil {
-		return err
-	}
-	if err := e.lockAll(ctx, tx, "access exclusive", e.touched()); err != nil {
+	// Together, so that rounds do not wait for longer than an attempt while another reader
+	// has one of the tables.
+	if err := e.lockAll(ctx, tx, "access exclusive", append([]string{"syncpg.sync_schema_meta"}, e.touched()...)); err != nil {
 		return err
 	}
 	e.o.Progress(Progress{Stage: StageTables})
@@ -575,10 +602,12 @@ func tableNames(tables []*schema.Table) []string {
 	return names
 }
 
-func indexSignatures(s *schema.Schema) ([]byte, error) {
+// indexSignatures is text and no bytes, which a connection without descriptions would send as
+// a bytea.
+func indexSignatures(s *schema.Schema) (string, error) {
 	indexes, err := ownedIndexes(s)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	signatures := make(map[string]string, len(indexes))
 	for _, x := range indexes {
@@ -586,7 +615,7 @@ func indexSignatures(s *schema.Schema) ([]byte, error) {
 	}
 	encoded, err := json.Marshal(signatures)
 	if err != nil {
-		return nil, fmt.Errorf("encoding the index signatures: %w", err)
+		return "", fmt.Errorf("encoding the index signatures: %w", err)
 	}
-	return encoded, nil
+	return string(encoded), nil
 }

@@ -465,6 +465,10 @@ func TestABumpIsRefused(t *testing.T) {
 			want: []string{`column "note": it is removed, and its values are nowhere but in the rows`, "give --drop"},
 		},
 		{
+			name: "an index of a name that is taken", from: []string{tableIR("a", n, "")}, to: []string{tableIR("a", n, `,"indexes":[{"name":"by_n","columns":["n"]}]`)},
+			ddl: `create sequence public.sync_ix_by_n`, want: []string{`the index "by_n" would be named sync_ix_by_n`},
+		},
+		{
 			name: "a json column that becomes a scope", from: []string{tableIR("a", column("j", "json", false), "")},
 			to: []string{tableIR("a", column("j", "json", false), `,"scopes":[{"pattern":"j:{j}"}]`)}, want: []string{`column "j": json scope columns are stored as text`},
 		},
@@ -834,4 +838,175 @@ func TestABumpByARoleThatOwnsNothingRewritesNothing(t *testing.T) {
 	_, err = conn.Exec(ctx, `reset session authorization`)
 	require.NoError(t, err)
 	apply(t, db.Pool, two, schemaddl.BumpOptions{})
+}
+
+// TestRoundsGoOnWhileABumpWaitsForAReader: a query of the host that runs for long keeps the bump waiting, but not the rounds,
+// for longer than an attempt.
+func TestRoundsGoOnWhileABumpWaitsForAReader(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t, pgtest.Options{})
+	apply(t, db.Pool, version(t, 1, tableIR("a", "", "")), schemaddl.BumpOptions{})
+	next := version(t, 2, tableIR("a", column("n", "integer", true), ""))
+	reader, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = reader.Rollback(context.WithoutCancel(t.Context())) }()
+	_, err = reader.Exec(t.Context(), `select from public.a`)
+	require.NoError(t, err)
+	conn, err := pgx.Connect(t.Context(), db.DSN)
+	require.NoError(t, err)
+	defer func() { _ = conn.Close(context.WithoutCancel(t.Context())) }()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	applied := make(chan error, 1)
+	go func() {
+		_, err := schemaddl.Apply(ctx, conn, next, schemaddl.BumpOptions{})
+		applied <- err
+	}()
+	defer func() { cancel(); applied <- <-applied }()
+	require.NoError(t, pgtest.WaitBlocked(t.Context(), db.Pool, conn.PgConn().PID()))
+
+	round, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = round.Rollback(context.WithoutCancel(t.Context())) }()
+	_, err = round.Exec(t.Context(), `set local lock_timeout = '20s'`)
+	require.NoError(t, err)
+	_, err = round.Exec(t.Context(), `lock table syncpg.sync_schema_meta in access share mode`) // as a round begins
+	require.NoError(t, err)
+	require.NoError(t, round.Rollback(t.Context()))
+
+	require.NoError(t, reader.Rollback(t.Context()))
+	err = <-applied
+	applied <- err
+	require.NoError(t, err)
+}
+
+// TestABumpThatCannotGoOnEnds: a transaction that uses a table, and began to wait for the bump before the bump waited for
+// it, is not seen by deadlock detection: the bump ends, and nothing was done.
+func TestABumpThatCannotGoOnEnds(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t, pgtest.Options{})
+	one := version(t, 1, tableIR("a", "", ""))
+	apply(t, db.Pool, one, schemaddl.BumpOptions{})
+	put(t, db.Pool, one.Tables[0], "", row{"id": "1", "team": "t"})
+	before := catalog(t, db.Pool)
+	host, err := pgx.Connect(t.Context(), db.DSN)
+	require.NoError(t, err)
+	defer func() { _ = host.Close(context.WithoutCancel(t.Context())) }()
+	for _, sql := range []string{`set deadlock_timeout = '1h'`, `begin`, `select from public.a`} {
+		_, err = host.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	wrote, started := make(chan error, 1), false
+	_, err = schemaddl.Apply(t.Context(), db.Pool, version(t, 2, tableIR("a", column("n", "integer", true), "")), schemaddl.BumpOptions{Progress: func(p schemaddl.Progress) {
+		if p.Stage != schemaddl.StageRows || started {
+			return
+		}
+		started = true
+		go func() {
+			_, err := host.Exec(context.WithoutCancel(t.Context()), `update public.a set id = id`) // not a push
+			wrote <- err
+		}()
+		require.NoError(t, pgtest.WaitBlocked(t.Context(), db.Pool, host.PgConn().PID()))
+	}})
+	require.ErrorContains(t, err, fmt.Sprintf("database process %d uses a table", host.PgConn().PID()))
+	require.NoError(t, <-wrote)
+	_, err = host.Exec(t.Context(), `rollback`)
+	require.NoError(t, err)
+	require.Equal(t, before, catalog(t, db.Pool))
+	require.NoError(t, schemaddl.Check(t.Context(), db.Pool, one, schemaddl.Options{}))
+}
+
+// TestPlanRewritesFindRowsByWhereTheyAre: batches of a rewrite do not scan, in tables that
+// were never analyzed: a bump of many batches makes as many scans as one of a single batch.
+func TestPlanRewritesFindRowsByWhereTheyAre(t *testing.T) {
+	t.Parallel()
+	scans := func(rows int) map[string]int64 {
+		db := pgtest.New(t, pgtest.Options{})
+		one := version(t, 1, tableIR("a", column("n", "integer", true), ""))
+		apply(t, db.Pool, one, schemaddl.BumpOptions{})
+		payload := row{"id": "1", "team": "t"}.payload(t, one.Tables[0])
+		exec(t, db.Pool, `alter table public.a set (autovacuum_enabled = false)`)
+		exec(t, db.Pool, `alter table syncpg.sync_changes set (autovacuum_enabled = false)`)
+		exec(t, db.Pool, `insert into public.a (_sync_partition, _sync_row_id, _sync_server_version, _sync_payload, id, team)
+			select 'p', i, 1, $2, i, 't' from generate_series(1, $1::int) as i`, rows, payload)
+		exec(t, db.Pool, `insert into syncpg.sync_changes (partition, commit_seq, change_index, table_name, row_id, op, row_version, scopes, payload)
+			select 'p', i, 0, 'a', i, 1, 1, '{team=t}', $2 from generate_series(1, $1::int) as i`, rows, payload)
+		tx, err := db.Pool.Begin(t.Context())
+		require.NoError(t, err)
+		defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+		batches := map[string]int{}
+		_, err = schemaddl.Apply(t.Context(), tx, version(t, 2, tableIR("a", column("m", "integer", true)+column("n", "integer", true), "")), schemaddl.BumpOptions{Progress: func(p schemaddl.Progress) {
+			batches[p.Stage]++
+		}})
+		require.NoError(t, err)
+		if rows > 10_000 {
+			require.Greater(t, batches[schemaddl.StageRows], 4)
+			require.Greater(t, batches[schemaddl.StageChanges], 4)
+		}
+		found, err := tx.Query(t.Context(), `select relname, seq_scan from pg_stat_xact_user_tables where relname in ('a', 'sync_changes')`)
+		require.NoError(t, err)
+		all := map[string]int64{}
+		var name string
+		var n int64
+		_, err = pgx.ForEachRow(found, []any{&name, &n}, func() error { all[name] = n; return nil })
+		require.NoError(t, err)
+		return all
+	}
+	few, many := scans(100), scans(20_000)
+	require.Len(t, many, 2)
+	require.NotZero(t, many["a"])
+	for name, n := range many {
+		require.LessOrEqual(t, n, few[name], "scans of %s", name)
+	}
+}
+
+// TestABumpInEveryExecMode: a connection through a pooler may know nothing of the types of
+// parameters.
+func TestABumpInEveryExecMode(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t, pgtest.Options{})
+			config, err := pgxpool.ParseConfig(db.DSN)
+			require.NoError(t, err)
+			config.ConnConfig.DefaultQueryExecMode = mode
+			pool, err := pgxpool.NewWithConfig(t.Context(), config)
+			require.NoError(t, err)
+			defer pool.Close()
+			columns := column("n", "integer", true) + column("f", "float", true) + column("b", "boolean", true) + column("j", "json", true) + column("y", "bytes", true) + column("s", "string", true)
+			one := version(t, 1, tableIR("a", columns, `,"materialize":false`), tableIR("gone", "", ""))
+			apply(t, pool, one, schemaddl.BumpOptions{})
+			full := row{"id": "1", "team": "t", "n": 5, "f": 1.5, "b": 1, "j": `{"a": [1]}`, "y": "\x00\xff", "s": "é"}
+			put(t, db.Pool, one.Tables[0], "", full, row{"id": "2", "team": "t"}, row{"id": "3", "team": "t", "s": strings.Repeat("x", 100_000)})
+			logged(t, db.Pool, 1, one.Tables[0], full)
+			rowsWere, logWas := served(t, db.Pool, one.Tables[0])
+
+			two := version(t, 2, tableIR("a", column("z", "string", true)+columns, ""), tableIR("fresh", "", ""))
+			o := schemaddl.BumpOptions{Drop: true}
+			_, err = schemaddl.PlanBump(t.Context(), pool, two, o)
+			require.NoError(t, err)
+			apply(t, pool, two, o)
+			require.NoError(t, schemaddl.Check(t.Context(), pool, two, o.Options))
+			rows, log := served(t, db.Pool, two.Tables[0])
+			require.Equal(t, rowsWere, rows)
+			require.Equal(t, logWas, log)
+			require.Equal(t, []string{"1 5 1.5 t {\"a\": [1]} 00ff é", "2", "3 100000"},
+				list(t, db.Pool, `select concat_ws(' ', id, n, f, b, j, encode(y, 'hex'), case when length(s) > 10 then length(s)::text else s end) from public.a where z is null order by id`))
+			apply(t, pool, version(t, 3, tableIR("a", column("z", "string", true)+columns, ""), tableIR("fresh", "", ""), tableIR("gone", "", "")), o)
+		})
+	}
+}
+
+// TestWhatKeepsAColumnIsNamed: the database refuses to drop what objects of the host depend
+// on, and the error says which these are.
+func TestWhatKeepsAColumnIsNamed(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	apply(t, pool, version(t, 1, tableIR("a", column("n", "integer", true), "")), schemaddl.BumpOptions{})
+	exec(t, pool, `create view public.report as select n from public.a`)
+	before := catalog(t, pool)
+	_, err := schemaddl.Apply(t.Context(), pool, version(t, 2, tableIR("a", "", "")), schemaddl.BumpOptions{Drop: true})
+	require.ErrorContains(t, err, "view public.report depends on column n of table public.a")
+	require.Equal(t, before, catalog(t, pool))
 }

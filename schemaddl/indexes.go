@@ -99,11 +99,25 @@ func (e *evolution) indexes(ctx context.Context, db Querier) error {
 		}
 		e.drop = append(e.drop, x)
 	}
+	fresh := make([]string, 0, len(wanted))
+	for _, x := range wanted {
+		if name := IndexName(x.declared); had[name].Name == "" {
+			fresh = append(fresh, name)
+		}
+	}
+	taken, err := readRelations(ctx, db, e.o.AppSchema, fresh)
+	if err != nil {
+		return err
+	}
 	made := map[string]bool{}
 	for _, x := range wanted {
 		name := IndexName(x.declared)
 		if kept[name] {
 			continue
+		}
+		if slices.Contains(taken, name) {
+			e.refuse(x.table, "", "rename it, or choose another name for the index",
+				"the index %q would be named %s, and the database has something else of this name", x.declared, name)
 		}
 		made[name] = true
 		then, ok := had[name]

@@ -189,6 +189,9 @@ func run(ctx context.Context, tx pgx.Tx, statements []string) error {
 				return fmt.Errorf("%s: an object of this name exists already and is not ours to replace; rename it, "+
 					"drop it if it is left of an earlier installation, or choose another app schema: %w", firstLine(sql), err)
 			}
+			if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) && pgErr.Code == "2BP01" { // its detail names objects only
+				return fmt.Errorf("%s: %w: %s", firstLine(sql), err, pgErr.Detail)
+			}
 			return fmt.Errorf("%s: %w", firstLine(sql), err)
 		}
 	}

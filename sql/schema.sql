@@ -783,6 +783,13 @@ begin
     from syncpg.sync_partition_registry as r
    where r.partition = p_partition;
   if not found then
+    -- As in sync_admit_push: a new partition would wait with its connection.
+    if not pg_try_advisory_xact_lock_shared(1937337955, 2) then
+      log_epoch := '';
+      epoch_required := false;
+      return next;
+      return;
+    end if;
     insert into syncpg.sync_partition_registry (partition, log_epoch, epoch_required, created_at_ms, last_seen_ms)
     values (p_partition, p_log_epoch, exists (select 1 from syncpg.sync_epoch_rule as e where e.partition = ''), p_now, p_now)
     on conflict (partition) do nothing;
@@ -802,7 +809,7 @@ begin
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_open_partition(p_partition text, p_log_epoch text, p_now bigint) IS 'The log epoch of a partition (§2.1), creating the partition with the proposed epoch when it is new (wire version 1 is refused there once all epochs were rotated, see sync_epoch_rule); refreshes last_seen_ms when it is over a minute old. Call it in a transaction of its own: it may turn synchronous_commit off for it. Locks: the registry row, only when it writes.';
+COMMENT ON FUNCTION syncpg.sync_open_partition(p_partition text, p_log_epoch text, p_now bigint) IS 'The log epoch of a partition (§2.1), creating the partition with the proposed epoch when it is new (wire version 1 is refused there once all epochs were rotated, see sync_epoch_rule); '''' when it is new and the schema is being moved to another version, and then nothing is written. Refreshes last_seen_ms when it is over a minute old. Call it in a transaction of its own: it may turn synchronous_commit off for it. Locks: for a new partition advisory (0x73796e63, 2), shared and tried; the registry row, only when it writes.';
 
 CREATE FUNCTION syncpg.sync_open_segment(p_partition text, p_segment_id text, p_scope_digest text, p_log_epoch text, p_now bigint) RETURNS TABLE(known boolean, described boolean, log_epoch text, table_name text, media_type smallint, schema_version integer, as_of_commit_seq bigint, row_cursor text, next_row_cursor text, page integer, row_count bigint, byte_length bigint, expires_at_ms bigint, first_chunk bytea)
     LANGUAGE plpgsql STABLE

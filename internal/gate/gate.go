@@ -70,7 +70,8 @@ func New(pool *pgxpool.Pool, clock func() time.Time) *Gate {
 
 // Enter returns the epoch of a partition. It costs one round trip when the
 // partition is not remembered or was last read over a minute ago; then it also
-// creates a partition that is new and refreshes its last-seen time.
+// creates a partition that is new and refreshes its last-seen time. Error: sync.schema_not_ready
+// for a new one while the schema is moved, besides what the database said.
 func (g *Gate) Enter(ctx context.Context, partition string) (Epoch, error) {
 	now := g.clock()
 	e, forgot, ok := g.recall(partition, now)
@@ -82,6 +83,9 @@ func (g *Gate) Enter(ctx context.Context, partition string) (Epoch, error) {
 	})
 	if err != nil {
 		return Epoch{}, fmt.Errorf("opening the partition: %w", err)
+	}
+	if row.LogEpoch == "" {
+		return Epoch{}, Moving()
 	}
 	e = Epoch{LogEpoch: row.LogEpoch, Required: row.EpochRequired}
 	g.remember(partition, e, now, forgot)
@@ -179,7 +183,7 @@ func Decide(wire ssp2.WireVersion, logEpoch *string, e Epoch) (reset bool, err e
 	return logEpoch == nil || *logEpoch != e.LogEpoch, nil
 }
 
-// Moving is what a push is told while the schema is being moved to another version.
+// Moving is what a push, or who comes to a new partition, is told while the schema is being moved to another version.
 func Moving() error {
 	return &ssp2.Error{
 		Code:    ssp2.CodeSchemaNotReady,

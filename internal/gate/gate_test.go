@@ -1,6 +1,7 @@
 package gate_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -151,4 +152,32 @@ func TestForgettingDuringARead(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "new", e.LogEpoch, name)
 	}
+}
+
+// TestEnterDuringABump: a partition that is known is entered while the schema is moved, and
+// one that is new is refused: it would wait with its connection.
+func TestEnterDuringABump(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t, pgtest.Options{MaxConns: 4})
+	g := gate.New(db.Pool, nil)
+	known, err := g.Enter(t.Context(), "known")
+	require.NoError(t, err)
+	g.ForgetAll()
+	bump, err := db.Pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = bump.Rollback(context.WithoutCancel(t.Context())) }()
+	for _, sql := range []string{`select pg_advisory_xact_lock(1937337955, 2)`, `lock table syncpg.sync_partitions in exclusive mode`} {
+		_, err = bump.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	e, err := g.Enter(ctx, "known")
+	require.NoError(t, err)
+	require.Equal(t, known, e)
+	_, err = g.Enter(ctx, "new")
+	require.Equal(t, ssp2.CodeSchemaNotReady, ssp2.CodeOf(err), "%v", err)
+	require.NoError(t, bump.Rollback(t.Context()))
+	_, err = g.Enter(t.Context(), "new")
+	require.NoError(t, err)
 }
