@@ -33,8 +33,8 @@ type Config struct {
 	// reach right then. Default 15 minutes; at least a second.
 	TTL time.Duration
 	// Keys sign the leases at rest, at least 32 random bytes each: the first signs, all
-	// verify. To rotate, put the new key in front and take the old one away when a TTL
-	// has passed.
+	// verify. All servers of a database have the same ones. To rotate, add the new key
+	// behind, everywhere; then put it in front; take the old one away when a TTL has passed.
 	Keys [][]byte
 	// HoldRevoked keeps a client whose lease was revoked without one until Store.Clear.
 	// Default: a resolver that is asked after the revocation and still grants scopes
