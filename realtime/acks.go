@@ -35,6 +35,9 @@ type acked struct {
 	atMs   int64
 }
 
+// forgotten is the cursor of what was acknowledged of another log.
+const forgotten = -1
+
 // writeAcksWithin bounds one write.
 const writeAcksWithin = 10 * time.Second
 
@@ -63,19 +66,20 @@ func (a *acks) newest(of client, actor string) (int64, bool) {
 // settle forgets what a client acknowledged, and returns when none of it is being written:
 // a pull is about to record where the client is.
 func (a *acks) settle(ctx context.Context, of client) error {
-	a.mu.Lock()
-	delete(a.pending, of)
-	_, flying := a.flying[of]
-	landed := a.landed
-	a.mu.Unlock()
-	if !flying {
-		return nil
-	}
-	select {
-	case <-landed:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("waiting for a write: %w", context.Cause(ctx))
+	for {
+		a.mu.Lock()
+		delete(a.pending, of) // and what a write that failed put back
+		_, flying := a.flying[of]
+		landed := a.landed
+		a.mu.Unlock()
+		if !flying {
+			return nil
+		}
+		select {
+		case <-landed:
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for a write: %w", context.Cause(ctx))
+		}
 	}
 }
 
@@ -86,6 +90,11 @@ func (a *acks) forget(partition string) {
 	for of := range a.pending {
 		if of.partition == partition {
 			delete(a.pending, of)
+		}
+	}
+	for of := range a.flying {
+		if of.partition == partition {
+			a.flying[of] = acked{cursor: forgotten}
 		}
 	}
 }
@@ -118,8 +127,6 @@ func (a *acks) flush(ctx context.Context) error {
 	}
 	landed := make(chan struct{})
 	a.flying, a.landed, a.pending = flying, landed, map[client]acked{}
-	a.mu.Unlock()
-
 	// Ascending, so that two processes never wait for each other.
 	clients := make([]client, 0, len(flying))
 	for of := range flying {
@@ -137,6 +144,7 @@ func (a *acks) flush(ctx context.Context) error {
 		params.Cursors = append(params.Cursors, entry.cursor)
 		params.AtMs = append(params.AtMs, entry.atMs)
 	}
+	a.mu.Unlock()
 	bounded, cancel := context.WithTimeout(ctx, writeAcksWithin)
 	defer cancel()
 	err := a.store.RealtimeRecordAcks(bounded, params)
@@ -149,7 +157,7 @@ func (a *acks) flush(ctx context.Context) error {
 		return nil
 	}
 	for of, entry := range flying {
-		if _, newer := a.pending[of]; !newer {
+		if _, newer := a.pending[of]; !newer && entry.cursor != forgotten {
 			a.pending[of] = entry
 		}
 	}

@@ -74,6 +74,7 @@ type conn struct {
 	observed   int64 // while suppressed: the acknowledgement that ends it
 	suppressed bool
 	stale      bool // until a round: the log became another one
+	resets     int  // of the partition that it knows of
 	ownSeq     int64
 	pulled     int64   // up to where rounds of this connection brought it
 	unacked    []int64 // deltas that are not acknowledged
@@ -116,7 +117,7 @@ func (c *conn) eventSession() events.Session {
 }
 
 // kill ends a connection at once. It never blocks.
-func (c *conn) kill() { _ = c.net.Close() }
+func (c *conn) kill() { c.net.cut() }
 
 // push queues an item and sees that it is written. c.mu is held.
 func (c *conn) push(it item) {

@@ -84,7 +84,7 @@ func (h *Hub) Reset(name string, seq int64) {
 	p.begin(seq)
 	p.resets++
 	for _, c := range p.registered() {
-		c.reset(seq)
+		c.reset(seq, p.resets)
 	}
 	clear(p.told)
 }
@@ -365,13 +365,17 @@ func (c *conn) miss(seq int64, reason ssp2.WakeReason) {
 
 // reset tells that the log is another one: what the client acknowledges from here on may
 // be of the old one, so only a round, or the next connection, starts deltas again.
-func (c *conn) reset(seq int64) {
+func (c *conn) reset(seq int64, resets int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed {
-		return
+	if !c.closed {
+		c.restart(seq, resets)
 	}
-	c.stale, c.acked, c.observed, c.ownSeq, c.pulled, c.unacked = true, -1, seq, 0, 0, nil
+}
+
+// restart is reset for who holds c.mu.
+func (c *conn) restart(seq int64, resets int) {
+	c.resets, c.stale, c.acked, c.observed, c.ownSeq, c.pulled, c.unacked = resets, true, -1, seq, 0, 0, nil
 	c.suppress(seq, ssp2.WakeResetRequired)
 }
 

@@ -1,8 +1,11 @@
 package realtime_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/coder/websocket"
@@ -24,7 +27,24 @@ func FuzzClientMessages(f *testing.F) {
 	f.Add(message(1, good...))
 	f.Add(append(message(1, good[:9]...), message(1, append([]byte{1}, good[9:]...)...)...))
 	f.Add(append(message(1, good...), message(1, good...)...))
+	text := func(s string) []byte { return message(0, []byte(s)...) }
+	f.Add(slices.Concat( // texts between the chunks of a request
+		message(1, good[:3]...), text(`{"type":"ack","cursor":1}`),
+		message(1, append([]byte{1}, good[3:20]...)...), text(`{"event":"presence","data":{"scopeKey":"org:o1","doc":{"a":1}}}`),
+		message(1, 1), message(1, append([]byte{1}, good[20:]...)...),
+	))
+	f.Add(slices.Concat(message(1, good[:20]...), text(`{`)))                  // what ends a connection in a request
+	f.Add(message(1, append(bytes.Clone(good), 1)...))                         // a byte too many
+	f.Add(message(1, append(append([]byte{1}, pullRequest("b")...), 0)...))    // likewise, of a request that fails
+	f.Add(slices.Concat(message(1, 1), message(1, 1), message(1, 0)))          // the tag of deltas
+	f.Add(slices.Concat(message(1), message(1, 0x7f), message(1, 0xff, 1, 2))) // no tag, and unknown ones
+	for _, doc := range []string{`1`, `[]`, `"x"`, `{"a":"\ud800"}`, `{"a":1,"a":2}`, strings.Repeat(`{"a":`, 5000) + `1`} {
+		f.Add(text(`{"event":"presence","data":{"scopeKey":"org:o1","doc":` + doc + `}}`))
+	}
 	for _, text := range []string{
+		`{"event":"presence","data":{"scopeKey":"org:o2","doc":{}}}`, `{"event":"presence","data":{"scopeKey":"","doc":{}}}`,
+		`{"event":"presence"}`, `{"event":"presence","data":[]}`, `{"event":"new","data":1}`, `{"type":"ack","cursor":1.5}`,
+		`{"type":"ack","cursor":-1}`, `{"type":"ack","cursor":9007199254740992}`, `{"type":"ack","event":"presence"}`, "\xff", `null`,
 		`{"type":"ack","cursor":1}`, `{"event":"presence","data":{"scopeKey":"org:o1","doc":{}}}`,
 		`{"event":"presence","data":{"scopeKey":"org:o1","doc":null}}`, `{"type":1}`, `{`, ``,
 	} {

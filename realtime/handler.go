@@ -220,7 +220,7 @@ func (h *Hub) upgrade(w http.ResponseWriter, r *http.Request, id round.Identity,
 	ctx, cancel := context.WithTimeout(r.Context(), openWithin)
 	defer cancel()
 	h.mu.Lock()
-	base, before := h.base, opening{h.era, h.relisted[client{id.Partition, name}]}
+	base, before := h.base, opening{era: h.era, relisted: h.relisted[client{id.Partition, name}]}
 	h.mu.Unlock()
 	defer context.AfterFunc(base, cancel)() //nolint:contextcheck // it ends with either
 	defer func() {
@@ -229,15 +229,17 @@ func (h *Hub) upgrade(w http.ResponseWriter, r *http.Request, id round.Identity,
 		}
 	}()
 	c := &conn{hub: h, id: id, name: name, session: rand.Text(), opened: time.Now(), values: context.WithoutCancel(r.Context())}
-	epoch, err := h.cfg.Gate.Enter(ctx, id.Partition)
-	if err != nil {
-		return nil, err
-	}
-	c.epoch = epoch.LogEpoch
 	c.p = h.partition(id.Partition)
 	c.p.mu.Lock()
 	c.p.watchers++
+	before.resets = c.p.resets
 	c.p.mu.Unlock()
+	epoch, err := h.cfg.Gate.Enter(ctx, id.Partition)
+	if err != nil {
+		h.abandon(c, false)
+		return nil, err
+	}
+	c.epoch = epoch.LogEpoch
 	latest, err := h.fan.Watch(ctx, id.Partition)
 	if err != nil {
 		h.abandon(c, false)
@@ -271,7 +273,7 @@ func (h *Hub) upgrade(w http.ResponseWriter, r *http.Request, id round.Identity,
 }
 
 // opening is what may change while a connection is opened.
-type opening struct{ era, relisted int }
+type opening struct{ era, relisted, resets int }
 
 // start lets an upgraded connection begin.
 func (h *Hub) start(c *conn, state clientState, latest int64, before opening) {
@@ -284,7 +286,7 @@ func (h *Hub) start(c *conn, state clientState, latest int64, before opening) {
 		c.version = 0 // the record that was read is not that of its newest pull
 	}
 	h.mu.Unlock()
-	n, seq, err := h.enter(c, state.subs, state.cursor, latest, state.synced)
+	n, seq, err := h.enter(c, state.subs, state.cursor, latest, state.synced, before.resets)
 	switch {
 	case err != nil:
 		h.logFailure("opening a connection failed", c, err)

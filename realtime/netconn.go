@@ -33,11 +33,28 @@ type netConn struct {
 
 // use makes conn the connection.
 func (n *netConn) use(conn net.Conn) {
-	n.Conn = conn
+	n.Conn, n.raw = conn, nil
 	n.give = n.giveNow
-	if s, ok := conn.(syscall.Conn); ok {
-		n.raw, _ = s.SyscallConn()
+	// One that wraps a socket may have its methods, and a Write of its own.
+	switch socket := conn.(type) {
+	case *net.TCPConn:
+		n.raw, _ = socket.SyscallConn()
+	case *net.UnixConn:
+		n.raw, _ = socket.SyscallConn()
 	}
+}
+
+// cut closes the connection at once: without what TLS would say first.
+func (n *netConn) cut() {
+	under := n.Conn
+	for {
+		over, ok := under.(interface{ NetConn() net.Conn })
+		if !ok {
+			break
+		}
+		under = over.NetConn()
+	}
+	_ = under.Close()
 }
 
 // hurry gives reads and writes, those under way included, little time.

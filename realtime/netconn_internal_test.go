@@ -3,9 +3,12 @@ package realtime
 import (
 	"bufio"
 	"bytes"
+	"crypto/tls"
 	"encoding/binary"
 	"io"
 	"net"
+	"net/http/httptest"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -150,6 +153,11 @@ func TestWhatIsNotOffered(t *testing.T) {
 		},
 		"while another is written": func(n *netConn) { n.writes.Lock() },
 		"no socket":                func(n *netConn) { n.raw = nil },
+		"somebody's own connection": func(n *netConn) {
+			tcp, ok := n.Conn.(*net.TCPConn)
+			require.True(t, ok)
+			n.use(struct{ *net.TCPConn }{tcp}) // whose Write may do what the socket does not
+		},
 	} {
 		near, far := sockets(t)
 		prepare(near)
@@ -172,4 +180,42 @@ func TestWhatIsNotOffered(t *testing.T) {
 	require.NoError(t, near.Close())
 	_, _, err = near.offer(frame)
 	require.Error(t, err, "it is closed")
+}
+
+// TestACutIsSilent: a connection with TLS says good-bye when it is closed, for which it may
+// have to wait. One that is cut does not.
+func TestACutIsSilent(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewUnstartedServer(nil)
+	server.StartTLS()
+	defer server.Close()
+	near, far := sockets(t)
+	defer func() { _ = far.Close() }()
+	witness := &witness{Conn: near.Conn}
+	secure := tls.Server(witness, server.TLS)
+	near.use(secure)
+	require.Nil(t, near.raw, "what is written to the socket is encrypted")
+	shaken := make(chan error, 1)
+	go func() {
+		shaken <- tls.Client(far, &tls.Config{InsecureSkipVerify: true}).Handshake()
+	}()
+	_, err := near.Write([]byte("hello"))
+	require.NoError(t, err)
+	require.NoError(t, <-shaken)
+	before := witness.writes.Load()
+	near.cut()
+	require.Equal(t, before, witness.writes.Load())
+	_, err = near.Write([]byte("hello"))
+	require.Error(t, err)
+}
+
+// witness counts writes.
+type witness struct {
+	net.Conn
+	writes atomic.Int64
+}
+
+func (w *witness) Write(p []byte) (int, error) {
+	w.writes.Add(1)
+	return w.Conn.Write(p)
 }

@@ -97,10 +97,17 @@ func (h *Hub) acquired(p *partition, c *conn, known map[string]struct{}, g *grou
 
 // enter opens a connection for its client: it is known to the partition and has its hello
 // (§8.1) from the same moment on.
-func (h *Hub) enter(c *conn, subs []registered, cursor, latest int64, synced bool) (registrations int, seq int64, err error) {
+//
+// resets are those of the partition before anything was read: when there were more since,
+// what was read may be of another log.
+func (h *Hub) enter(c *conn, subs []registered, cursor, latest int64, synced bool, resets int) (registrations int, seq int64, err error) {
 	p := c.p
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	reset := p.resets != resets
+	if reset {
+		latest, synced = p.head, false
+	}
 	if !p.known {
 		p.begin(latest)
 	}
@@ -119,11 +126,14 @@ func (h *Hub) enter(c *conn, subs []registered, cursor, latest int64, synced boo
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.acked = min(cursor, latest)
+	c.acked, c.resets = min(cursor, latest), p.resets
 	if behind && len(c.regs) > 0 {
 		c.suppressed, c.observed = true, latest
 	}
 	c.push(item{text: hello})
+	if reset {
+		c.restart(latest, p.resets)
+	}
 	for _, ev := range snapshot {
 		c.push(item{event: ev})
 	}

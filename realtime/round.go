@@ -489,17 +489,23 @@ func (w *roundWriter) end() error {
 		c.push(item{chunk: *w.buf, done: done})
 	}
 	c.inRound = false
-	c.ownSeq = max(c.ownSeq, w.ownSeq)
+	if fresh {
+		c.ownSeq = max(c.ownSeq, w.ownSeq)
+	}
 	if served {
 		c.wire, c.version = w.wire, w.schema
 		if w.header.LogEpoch != "" {
 			c.epoch = w.header.LogEpoch
 		}
-		if w.pull && fresh {
-			c.stale = false
+		switch {
+		case !w.pull:
+		case fresh:
+			c.stale, c.resets = false, w.resets
 			for i := range w.left {
 				c.pulled = max(c.pulled, w.left[i].from)
 			}
+		case c.resets != p.resets && !c.closed:
+			c.restart(p.head, p.resets) // it had no registrations when the others were told
 		}
 	}
 	if missed > 0 {

@@ -79,6 +79,7 @@ type world struct {
 	engine *fakeEngine
 	ring   *events.Ring
 	logged *lockedBuffer
+	http   *http.Client // of clients; nil: any
 
 	mu    sync.Mutex
 	nowMs int64
@@ -429,7 +430,7 @@ func (w *world) dial(name, actor string, header ...string) (*client, *http.Respo
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	ws, res, err := websocket.Dial(
-		ctx, w.server.URL+"/realtime?clientId="+name, &websocket.DialOptions{HTTPHeader: h},
+		ctx, w.server.URL+"/realtime?clientId="+name, &websocket.DialOptions{HTTPHeader: h, HTTPClient: w.http},
 	)
 	if err != nil {
 		return nil, res, err

@@ -178,6 +178,16 @@ func FuzzNotification(f *testing.F) {
 	for _, seed := range []string{"", "c[[\"p\",1]]", "c[[]]", "e", "e[\"p\"]", "e[1]", "e{", "e[\"\"]", "a", "ax", "bx 1", "px 1 1 1 {}", "px 1 1 2 {\"begin\":true,", "px 1 2 2 \"entries\":[{}]}", "?"} {
 		f.Add(seed, seed)
 	}
+	const document = `px 1 1 1 {"begin":true,"end":true,"entries":[{"p":"p","s":"org:o","a":"ada","c":"c","v":1,"d":{}}]}`
+	for _, next := range []string{
+		`px 2 1 1 {"entries":[{"p":"p","s":"org:o","a":"ada","c":"c","v":1}]}`,  // it leaves
+		`px 3 1 1 {"entries":[],"notices":[{"p":"p","a":"ada","v":1,"ago":5}]}`, // one is missing before
+		`px 2 1 1 {"entries":[],"notices":[{"p":"p","c":"c","s":2,"v":1},{"v":2},{"v":-1,"ago":-9223372036854775808}]}`,
+		`bx 1`, `bx 2`, `pme 1 1 1 {}`, `px 2 2 2 {}`, `px 2 1 1025 {`, `px 9223372036854775807 1 1 {"begin":true}`,
+		`c[["p",9007199254740992],["q"]]`, `c[["p",-1],[null,null]]`, `e["p","","q"]`, `ame`,
+	} {
+		f.Add(document, next)
+	}
 	f.Fuzz(func(_ *testing.T, one, two string) {
 		fan := &Fanout{
 			outbox: newOutbox("me", true), watched: newWatched(), looks: make(chan struct{}, 1),
@@ -194,3 +204,4 @@ type silent struct{ Sink }
 
 func (silent) Presence(Presence) {}
 func (silent) Rotated(string)    {}
+func (silent) Notice(Notice)     {}
