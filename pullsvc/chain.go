@@ -333,6 +333,9 @@ func (c *chain) run(ctx context.Context) {
 			c.failed = err
 			sh.forget(c)
 		}
+		if stopped {
+			c.scan = nil // what was read and not stored is read again, if somebody goes on
+		}
 		if stopped || c.failed != nil || c.complete || len(c.pages) >= c.want {
 			c.cancel()
 			close(c.running)

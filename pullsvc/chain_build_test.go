@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -467,4 +468,55 @@ func TestABuildThatIsTooOld(t *testing.T) {
 		g.mu.Unlock()
 		require.Equal(t, map[int64]ssp2.MediaType{1: ssp2.MediaSQLite, 2: ssp2.MediaSQLite}, pins)
 	}
+}
+
+// dying is a store whose Put, once given up, ends when it is told to.
+type dying struct {
+	*gated
+	givenUp, end chan struct{}
+}
+
+func (d *dying) Put(ctx context.Context, m segment.Meta, body io.Reader) error {
+	err := d.gated.Put(ctx, m, body)
+	if ctx.Err() != nil {
+		d.givenUp <- struct{}{}
+		<-d.end
+	}
+	return err
+}
+
+// TestABuildThatIsGivenUpGoesOn: who comes while a build that nobody waited for is being
+// given up has it go on, from the last page that was stored: none is left out.
+func TestABuildThatIsGivenUpGoesOn(t *testing.T) {
+	t.Parallel()
+	eachLane(t, func(t *testing.T, accept ssp2.Accept) {
+		b, g := builds(t, nil, "x")
+		d := &dying{gated: g, givenUp: make(chan struct{}), end: make(chan struct{})}
+		service, err := pullsvc.New(b.db.Pool, pullsvc.Config{
+			Schema: b.schema, Segments: d, InlineSegmentMaxBytes: -1, BuildTime: time.Nanosecond,
+			Clock: func() time.Time { return b.now },
+		})
+		require.NoError(t, err)
+		b.Service = service
+		require.NoError(t, b.Start(t.Context()))
+		first := b.come(t, bootstrapping("c1", accept, 1000))
+		<-g.arrived
+		first.leave()
+		require.ErrorIs(t, <-first.ended, context.Canceled)
+		<-d.givenUp
+		second := b.come(t, bootstrapping("c2", accept, 1000))
+		<-second.joined
+		for !b.Used() {
+			runtime.Gosched()
+		}
+		close(g.release)
+		close(d.end)
+		require.NoError(t, <-second.ended)
+		scans := b.scans()
+		got := b.pull(t, bootstrapping("c3", accept, 1000))[0]
+		require.Len(t, got.rows(t, b, g, "items"), 2500)
+		require.Equal(t, scans, b.scans(), "what the second client was sent serves the third")
+		require.NoError(t, b.Stop(t.Context()))
+		require.Zero(t, b.Chains())
+	})
 }

@@ -12,3 +12,16 @@ func (s *Service) Chains() int {
 	}
 	return n
 }
+
+// Used says whether a chain that clients may join has a user.
+func (s *Service) Used() bool {
+	sh := s.shared
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	for _, c := range sh.fresh {
+		if c.users > 0 {
+			return true
+		}
+	}
+	return false
+}
