@@ -84,6 +84,9 @@ func (w *sea) equal(t *testing.T, devices ...*historyDevice) {
 func TestEveryLaneIsTheSame(t *testing.T) {
 	t.Parallel()
 	w := newSea(t)
+	// Servers that count alike take the same segments of earlier lanes for too old.
+	w.all[1].cfg.CatchUpChanges = w.all[0].cfg.CatchUpChanges
+	w.restart(1)
 	for i, lane := range lanes { //nolint:paralleltest // each writes, and expects nothing else to be written
 		t.Run(lane.name, func(t *testing.T) {
 			d, other := w.device(t, "sea", fmt.Sprint("device ", i), lane.accept), w.device(t, "sea", fmt.Sprint("other ", i), lane.accept)
