@@ -16,6 +16,7 @@ import (
 	"github.com/syncpg/syncpg"
 	"github.com/syncpg/syncpg/internal/client"
 	"github.com/syncpg/syncpg/internal/pgtest"
+	"github.com/syncpg/syncpg/realtime/fanout"
 	"github.com/syncpg/syncpg/retention"
 	"github.com/syncpg/syncpg/schema"
 	"github.com/syncpg/syncpg/ssp2"
@@ -207,7 +208,7 @@ func dropListeners(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	var n int
 	require.NoError(t, pool.QueryRow(t.Context(), `select count(pg_terminate_backend(pid)) from pg_stat_activity
-		where datname = current_database() and pid <> pg_backend_pid() and query like '%listen syncpg%'`).Scan(&n))
+		where datname = current_database() and application_name = $1`, fanout.ApplicationName).Scan(&n))
 	require.Positive(t, n)
 }
 
@@ -215,7 +216,7 @@ func dropListeners(t *testing.T, pool *pgxpool.Pool) {
 func listening(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	require.NoError(t, pgtest.WaitFor(t.Context(), pool, `select count(*) = 2 from pg_stat_activity
-		where datname = current_database() and pid <> pg_backend_pid() and state = 'idle' and query like '%listen syncpg%'`))
+		where datname = current_database() and application_name = $1 and state = 'idle' and query <> ''`, fanout.ApplicationName))
 }
 
 func TestADeltaCrossesInstances(t *testing.T) {

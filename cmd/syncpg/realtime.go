@@ -8,6 +8,7 @@ import (
 
 	"github.com/syncpg/syncpg"
 	"github.com/syncpg/syncpg/realtime"
+	"github.com/syncpg/syncpg/realtime/fanout"
 )
 
 // realtimeFlags are about GET /realtime.
@@ -35,6 +36,9 @@ func (f realtimeFlags) apply(c *syncpg.Config) error {
 	listen, err := pgx.ParseConfig(f.ListenURL)
 	if err != nil {
 		return usagef("--listen-url: %w", err)
+	}
+	if listen.RuntimeParams["application_name"] == "" {
+		listen.RuntimeParams["application_name"] = fanout.ApplicationName
 	}
 	c.Realtime.Listen = func(ctx context.Context) (*pgx.Conn, error) {
 		conn, err := pgx.ConnectConfig(ctx, listen.Copy())

@@ -181,12 +181,19 @@ func New(pool *pgxpool.Pool, cfg Config) (*Fanout, error) {
 	return f, nil
 }
 
+// ApplicationName is what pg_stat_activity calls the session of a listener from [FromPool],
+// unless the pool gives its sessions a name.
+const ApplicationName = "syncpg listener"
+
 // FromPool returns a Config.Listen that connects as the connections of a pool do.
 func FromPool(pool *pgxpool.Pool) func(ctx context.Context) (*pgx.Conn, error) {
 	return func(ctx context.Context) (*pgx.Conn, error) {
 		cfg := pool.Config()
 		connConfig := cfg.ConnConfig.Copy()
 		connConfig.OnNotification = nil // else they would go there
+		if connConfig.RuntimeParams["application_name"] == "" {
+			connConfig.RuntimeParams["application_name"] = ApplicationName
+		}
 		if cfg.BeforeConnect != nil {
 			if err := cfg.BeforeConnect(ctx, connConfig); err != nil {
 				return nil, fmt.Errorf("before connecting: %w", err)

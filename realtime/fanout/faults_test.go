@@ -231,6 +231,7 @@ func TestAListenerThatHearsNothingIsReplaced(t *testing.T) {
 	a := b.make(t, func(cfg *fanout.Config) {
 		cfg.Listen = func(ctx context.Context) (*pgx.Conn, error) {
 			config := b.db.Pool.Config().ConnConfig.Copy()
+			config.RuntimeParams["application_name"] = fanout.ApplicationName
 			if connections.Add(1) == 1 {
 				dial := config.DialFunc
 				config.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {

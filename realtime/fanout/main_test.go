@@ -302,5 +302,6 @@ func (b *bundle) exec(t testing.TB, sql string, args ...any) {
 func (b *bundle) listening(t testing.TB, n int) {
 	t.Helper()
 	require.NoError(t, pgtest.WaitFor(t.Context(), b.db.Pool,
-		`select count(*) = $1 from pg_stat_activity where datname = current_database() and state = 'idle' and query ~ '^(-- name: RealtimeListen|-- ping)'`, n))
+		`select count(*) = $1 from pg_stat_activity
+			where datname = current_database() and application_name = $2 and state = 'idle' and query <> ''`, n, fanout.ApplicationName))
 }
