@@ -226,7 +226,10 @@ func state(ctx context.Context, db Querier, s *schema.Schema, o BumpOptions) (st
 }
 
 func staleBump(s *schema.Schema) *Bump {
-	return &Bump{From: s.Version, To: s.Version, Steps: []Step{{Action: Change, Note: "the generated functions, which are of another build"}}}
+	return &Bump{
+		From: s.Version, To: s.Version, Rows: []Rewrite{},
+		Steps: []Step{{Action: Change, Note: "the generated functions, which are of another build"}},
+	}
 }
 
 func firstBump(s *schema.Schema, o BumpOptions) (*Bump, error) {
@@ -237,7 +240,7 @@ func firstBump(s *schema.Schema, o BumpOptions) (*Bump, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Bump{To: s.Version}
+	b := &Bump{To: s.Version, Steps: []Step{}, Rows: []Rewrite{}}
 	for _, t := range s.Tables {
 		b.Steps = append(b.Steps, Step{Action: CreateTable, Table: t.Name})
 	}
@@ -260,7 +263,7 @@ func evolve(ctx context.Context, db Querier, s *schema.Schema, o BumpOptions) (*
 
 // describe adds to what is to be done how much there is.
 func (e *evolution) describe(ctx context.Context, db Querier) (*Bump, error) {
-	b := &Bump{From: e.old.Version, To: e.next.Version, Steps: e.steps}
+	b := &Bump{From: e.old.Version, To: e.next.Version, Steps: append([]Step{}, e.steps...), Rows: []Rewrite{}}
 	var names []string
 	log := false
 	for _, t := range e.tables {
