@@ -127,14 +127,21 @@ func withoutDurations(s string) string { return durations.ReplaceAllString(s, " 
 // device is a client of the sample schema in a partition that outlives it.
 func device(t *testing.T, url, id string) *client.Client {
 	t.Helper()
+	c := newDevice(t, url, id, http.Header{"Authorization": {"Bearer dev:alice:home"}})
+	require.NoError(t, c.Acquire(t.Context()))
+	return c
+}
+
+// newDevice is a client that has not asked anything yet, and sends the headers as they are at each request.
+func newDevice(t *testing.T, url, id string, headers http.Header) *client.Client {
+	t.Helper()
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
 	c, err := client.New(client.Config{
-		URL: url, Header: http.Header{"Authorization": {"Bearer dev:alice:home"}}, ClientID: id, Schema: sampleSchema(t),
+		URL: url, Header: headers, ClientID: id, Schema: sampleSchema(t),
 		Wire: ssp2.WireV2, HTTP: &http.Client{Transport: transport},
 	})
 	require.NoError(t, err)
 	require.NoError(t, c.Subscribe("lists", "lists", ssp2.ScopeMap{"team_id": {"red"}}))
-	require.NoError(t, c.Acquire(t.Context()))
 	return c
 }
