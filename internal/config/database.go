@@ -39,6 +39,10 @@ func (s *Settings) Database(flag, url string) (*pgxpool.Config, error) {
 	if err != nil {
 		return nil, maskedParseError(err)
 	}
+	if host := cfg.ConnConfig.Host; !strings.HasPrefix(host, "/") && strings.Index(host, "@") > 0 {
+		return nil, errors.New("the connection string of the database cannot be used: the name of the host has an @ in it, " +
+			"so it may hold a part of the password (write an @ of the password as %40)")
+	}
 	return cfg, nil
 }
 

@@ -98,6 +98,7 @@ func TestErrorsShowNoPartOfAConnectionString(t *testing.T) {
 		"host=h password = 'hunter2' sslmode=sometimes",
 		`host=h password='hun\'ter2' sslmode=sometimes`,
 		"hunter2",
+		"postgres://u:hun@ter2@h/d",
 		"host=h sslpassword=hunter2 sslmode=sometimes",
 		"postgres://u:hunter2@h/d`: x?sslmode=sometimes",
 	} {
