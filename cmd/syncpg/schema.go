@@ -169,7 +169,7 @@ func asState(err error) error {
 }
 
 type dropFlag struct {
-	Drop bool `name:"drop" help:"Delete the columns and tables that the new version does not have, with their values. Without it they stay in the database, and nothing reads or writes them any more."`
+	Drop bool `name:"drop" help:"Delete the columns and tables that the new version does not have, with their values. Without it they stay in the database, nothing reads or writes them any more, and no later --drop deletes them."`
 }
 
 func (f schemaFlags) bump(drop dropFlag) schemaddl.BumpOptions {
