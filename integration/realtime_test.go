@@ -43,9 +43,7 @@ func TestRealtimeDeltasCrossServers(t *testing.T) {
 	a.push("l1", "l2", "l3")
 	require.Equal(t, []string{"delta 1", "delta 2", "delta 3"}, b.until(3))
 
-	_, err := h.db.Pool.Exec(t.Context(), `select pg_terminate_backend(pid) from pg_stat_activity
-		where datname = current_database() and query ilike 'listen%'`)
-	require.NoError(t, err)
+	dropListeners(t, h.db.Pool)
 	a.push("l4", "l5")
 	require.Equal(t, []string{"delta 1", "delta 2", "delta 3", "delta 4", "delta 5"}, b.calm())
 	a.idle()
