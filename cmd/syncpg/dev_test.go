@@ -4,6 +4,7 @@ package main
 
 import (
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -88,6 +89,24 @@ func TestDevServesASchemaOfTheUser(t *testing.T) {
 	require.Equal(t, exitFailed, wrong.code)
 	require.Contains(t, wrong.stdout, "give the same with --schema FILE")
 	require.Contains(t, dev.stop().stdout, "smoke --url "+dev.url+" --schema "+file)
+}
+
+// TestDevTakesSocketsOfOtherOrigins: pages of a frontend come from a server of their own in development.
+func TestDevTakesSocketsOfOtherOrigins(t *testing.T) {
+	t.Parallel()
+	dev := startDev(t, "--data-dir", dataDir(t), "--realtime-origin", "http://localhost:5173")
+	for origin, status := range map[string]int{"http://localhost:5173": http.StatusSwitchingProtocols, "http://localhost:5174": http.StatusForbidden} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, dev.url+"/realtime?clientId=a", nil)
+		require.NoError(t, err)
+		r.Header = http.Header{
+			"Authorization": {"Bearer dev:alice:home"}, "Origin": {origin}, "Connection": {"Upgrade"}, "Upgrade": {"websocket"},
+			"Sec-Websocket-Version": {"13"}, "Sec-Websocket-Key": {"AAAAAAAAAAAAAAAAAAAAAA=="},
+		}
+		answer, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(r)
+		require.NoError(t, err)
+		require.NoError(t, answer.Body.Close())
+		require.Equal(t, status, answer.StatusCode, origin)
+	}
 }
 
 func TestDevServesOlderVersions(t *testing.T) {
