@@ -303,6 +303,8 @@ func printBump(p *program, b *schemaddl.Bump) error {
 			return err
 		}
 		p.printf("\n")
+	} else {
+		p.printf("no table changes\n\n")
 	}
 	for _, r := range b.Rows {
 		p.printf("rewrites about %s of %s (%s)\n", plural(int(r.Rows), "row"), r.Table, size(r.Bytes))
