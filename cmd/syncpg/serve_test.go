@@ -194,6 +194,7 @@ func TestServeGoesOnWithLeasesWhileTheProxyTellsOfAnOutage(t *testing.T) {
 	s := startServe(t, "--schema", sampleFile, "--database-url", url, "--lease-key", base64.StdEncoding.EncodeToString(make([]byte, 32)),
 		"--auth-header-actor", "X-Actor", "--auth-header-partition", "X-Partition", "--auth-header-scopes", "X-Scopes")
 	headers := http.Header{"X-Actor": {"alice"}, "X-Partition": {"home"}, "X-Scopes": {`{"team_id": ["red"]}`}}
+	require.Equal(t, http.StatusSwitchingProtocols, upgrade(t, s.url, headers))
 	known := newDevice(t, s.url, "known", headers)
 	require.NoError(t, known.Acquire(t.Context()))
 	_, err := known.CatchUp(t.Context())
@@ -208,6 +209,10 @@ func TestServeGoesOnWithLeasesWhileTheProxyTellsOfAnOutage(t *testing.T) {
 	var refused *client.ServerError
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, ssp2.CodeAuthLeaseRequired, refused.Code)
+	require.Equal(t, http.StatusServiceUnavailable, upgrade(t, s.url, headers), "it would go on with the outage when that is over")
+	r := runCommand(t, "smoke", "--url", s.url, "--header", "X-Actor: a", "--header", "X-Partition: p", "--header", "X-Scopes: outage")
+	require.Equal(t, exitFailed, r.code)
+	require.Contains(t, r.stdout, "is the directory behind the server or its proxy there?")
 }
 
 func TestSmokePrintsJSON(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"io"
+	"maps"
 	"net/http"
 	"regexp"
 	"strings"
@@ -144,4 +145,19 @@ func newDevice(t *testing.T, url, id string, headers http.Header) *client.Client
 	require.NoError(t, err)
 	require.NoError(t, c.Subscribe("lists", "lists", ssp2.ScopeMap{"team_id": {"red"}}))
 	return c
+}
+
+// upgrade asks for a socket, and returns the status of the answer.
+func upgrade(t *testing.T, url string, header http.Header) int {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/realtime?clientId=a", nil)
+	require.NoError(t, err)
+	r.Header = http.Header{
+		"Connection": {"Upgrade"}, "Upgrade": {"websocket"}, "Sec-Websocket-Version": {"13"}, "Sec-Websocket-Key": {"AAAAAAAAAAAAAAAAAAAAAA=="},
+	}
+	maps.Copy(r.Header, header)
+	answer, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(r)
+	require.NoError(t, err)
+	require.NoError(t, answer.Body.Close())
+	return answer.StatusCode
 }
