@@ -43,9 +43,7 @@ func TestRealtimeDeltasCrossServers(t *testing.T) {
 	a.push("l1", "l2", "l3")
 	require.Equal(t, []string{"delta 1", "delta 2", "delta 3"}, b.until(3))
 
-	_, err := h.db.Pool.Exec(t.Context(), `select pg_terminate_backend(pid) from pg_stat_activity
-		where datname = current_database() and query ilike 'listen%'`)
-	require.NoError(t, err)
+	dropListeners(t, h.db.Pool)
 	a.push("l4", "l5")
 	require.Equal(t, []string{"delta 1", "delta 2", "delta 3", "delta 4", "delta 5"}, b.calm())
 	a.idle()
@@ -112,25 +110,37 @@ func TestRealtimeRounds(t *testing.T) {
 	})
 	t.Run("one round in flight", func(t *testing.T) {
 		t.Parallel()
-		h := newHarbour(t, 1, nil)
+		asked := make(chan struct{}, 2)
+		h := newHarbour(t, 1, func(c *syncpg.Config) {
+			c.ResolveScopes = func(ctx context.Context, _ syncpg.ScopeRequest) (scope.Allowed, error) {
+				asked <- struct{}{}
+				<-ctx.Done() // the round is in flight for as long as its connection is there
+				return nil, ctx.Err()
+			}
+		})
 		a := h.device(0, "a", "red").connect(0)
-		epoch := "unknown"
+		require.NoError(t, a.Acquire(t.Context()))
+		epoch := a.Epoch()
 		request, err := ssp2.AppendMessage(nil, (&ssp2.Request{
 			WireVersion: ssp2.WireV2, Header: ssp2.RequestHeader{ClientID: "a", SchemaVersion: h.schema.Version, LogEpoch: &epoch},
 			Pull: &ssp2.PullHeader{Accept: 3},
 		}).Message())
 		require.NoError(t, err)
-		for range 2 { // in one message, so that the second is there before the first is answered
-			request = append(request, request...)
-		}
-		require.NoError(t, a.ws.Write(t.Context(), websocket.MessageBinary, append([]byte{1}, request...)))
-		for {
-			got := <-a.arrive
-			if got.err != nil {
-				require.Equal(t, websocket.StatusPolicyViolation, websocket.CloseStatus(got.err))
-				break
+		round := append([]byte{byte(ssp2.TagRound)}, request...)
+		require.NoError(t, a.ws.Write(t.Context(), websocket.MessageBinary, round))
+		<-asked
+		require.NoError(t, a.ws.Write(t.Context(), websocket.MessageBinary, round))
+		for ended := false; !ended; {
+			select {
+			case got := <-a.arrive:
+				if ended = got.err != nil; ended {
+					require.Equal(t, websocket.StatusPolicyViolation, websocket.CloseStatus(got.err))
+				}
+			case <-time.After(patience):
+				require.FailNow(t, "the second round did not end the connection")
 			}
 		}
+		require.Empty(t, asked, "the second one was not processed")
 	})
 	t.Run("a commit during a round", func(t *testing.T) {
 		t.Parallel()

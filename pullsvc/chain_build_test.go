@@ -431,6 +431,44 @@ func TestAChainThatIsFinishedMeanwhile(t *testing.T) {
 	require.Equal(t, 1, g.puts)
 }
 
+// late is a store that an instance finds nothing in until it has built what it looks for.
+type late struct {
+	segment.Store
+	finds       atomic.Int32
+	built, goOn chan struct{}
+}
+
+func (l *late) Find(ctx context.Context, k segment.Key) ([]segment.Meta, error) {
+	if l.finds.Add(1) == 2 { // before it stores something; the first time was before it built
+		l.built <- struct{}{}
+		<-l.goOn
+	}
+	return l.Store.Find(ctx, k)
+}
+
+// TestTwoInstancesThatBuild: who has built what another instance has stored meanwhile throws
+// its own away and serves that.
+func TestTwoInstancesThatBuild(t *testing.T) {
+	t.Parallel()
+	eachLane(t, func(t *testing.T, accept ssp2.Accept) {
+		b, kept := shared(t)
+		b.fill(t, "x", 5000)
+		store := &late{Store: kept, built: make(chan struct{}), goOn: make(chan struct{})}
+		service, err := pullsvc.New(b.db.Pool, pullsvc.Config{Schema: b.schema, Segments: store, InlineSegmentMaxBytes: -1, Clock: func() time.Time { return b.now }})
+		require.NoError(t, err)
+		other := *b
+		other.Service = service
+		loser := other.come(t, bootstrapping("c1", accept, 1000))
+		<-store.built
+		won := b.pull(t, bootstrapping("c2", accept, 1000))[0]
+		puts := kept.puts
+		close(store.goOn)
+		require.NoError(t, <-loser.ended)
+		require.Equal(t, puts, kept.puts)
+		require.Equal(t, won.Refs, other.pull(t, bootstrapping("c3", accept, 1000))[0].Refs)
+	})
+}
+
 // TestAChainWhoseSegmentsAreGone: others who still use it do not make it serve anybody.
 func TestAChainWhoseSegmentsAreGone(t *testing.T) {
 	t.Parallel()

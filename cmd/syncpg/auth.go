@@ -140,8 +140,10 @@ func (a headerAuth) authenticate(r *http.Request) (syncpg.Identity, error) {
 		return syncpg.Identity{}, err
 	}
 	// Scopes that cannot be read are no answer to what the actor may do. A resolver that failed would revoke what clients
-	// hold, and they would drop it; a request that is not authenticated they repeat.
-	if c, ok := r.Context().Value(claimKey{}).(claim); ok && c.err != nil {
+	// hold, and they would drop it; a request that is not authenticated they repeat. An outage is for the resolver to tell,
+	// since leases stand in for its answer only; but a socket keeps its headers, and with them the outage.
+	c, _ := r.Context().Value(claimKey{}).(claim)
+	if c.err != nil && (!errors.Is(c.err, syncpg.ErrOutage) || r.Header.Get("Upgrade") != "") {
 		return syncpg.Identity{}, c.err
 	}
 	return syncpg.Identity{Actor: actor, Partition: partition}, nil

@@ -145,18 +145,21 @@ func TestHeaderAuthMayAllowAllScopes(t *testing.T) {
 	require.Equal(t, scope.Allowed{"team_id": {"*"}}, allowed)
 }
 
-// TestAProxyCanTellOfAnOutage: it is no answer, so it neither grants nor takes away.
+// TestAProxyCanTellOfAnOutage: it is no answer, so it neither grants nor takes away, and leaves it to the resolver to say so.
 func TestAProxyCanTellOfAnOutage(t *testing.T) {
 	t.Parallel()
 	a := headerAuth{actor: "A", partition: "P", scopes: "S", trusted: loopback}.auth(sampleSchema(t))
 	for text, want := range map[string]bool{"outage": true, "Outage": false, `"outage"`: false, "{}": false} {
 		r := httptest.NewRequest(http.MethodPost, "/sync", nil)
-		r.Header.Set("S", text)
-		var err error
+		r.RemoteAddr = "127.0.0.1:1"
+		r.Header = http.Header{"A": {"a"}, "P": {"p"}, "S": {text}}
+		var who, err error
 		a.wrap(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			_, who = a.authenticate(r)
 			_, err = a.resolveScopes(r.Context(), syncpg.ScopeRequest{})
 		})).ServeHTTP(httptest.NewRecorder(), r)
 		require.Equal(t, want, errors.Is(err, syncpg.ErrOutage), text)
+		require.Equal(t, want || text == "{}", who == nil, "%s: %v", text, who)
 	}
 }
 

@@ -102,6 +102,9 @@ func connectError(cfg *pgx.ConnConfig, err error) error {
 	if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound {
 		help = "is the name of the host spelt right?"
 	}
+	if strings.Contains(err.Error(), "server refused TLS connection") {
+		help = "the server has no TLS: sslmode=disable in the URL goes without, where the way to it is safe"
+	}
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok {
 		switch pg.Code {
 		case "28P01", "28000":

@@ -31,6 +31,11 @@ func TestConnectErrorsSayWhatToDo(t *testing.T) {
 			errors.Join(fmt.Errorf("hostname resolving error: %w", noHost), noHost),
 			"user \"u\": lookup h: no such host; is the name of the host spelt right?",
 		},
+		{errors.New("tls error: server refused TLS connection"), "sslmode=disable"},
+		{
+			errors.Join(errors.New("tls error: server refused TLS connection"), &pgconn.PgError{Code: "28P01", Message: "no"}),
+			"check user and password", // of the second attempt, without TLS
+		},
 		{errors.New("first line\n\tsecond line\n\tsecond line"), "first line, second line; is the server running there"},
 	} {
 		err := connectError(cfg, tc.err)

@@ -16,6 +16,7 @@ import (
 	"github.com/syncpg/syncpg"
 	"github.com/syncpg/syncpg/internal/devpg"
 	"github.com/syncpg/syncpg/migrations"
+	"github.com/syncpg/syncpg/realtime"
 	"github.com/syncpg/syncpg/schemaddl"
 )
 
@@ -24,6 +25,7 @@ type devCmd struct {
 	olderFlags
 	listenFlags
 	observeFlags
+	originFlag
 	DataDir       string `name:"data-dir" default:".syncpg" setting:"" help:"Directory of the database. It is made if it is not there, and kept."`
 	Schema        string `name:"schema" placeholder:"FILE" setting:"" help:"Schema IR to install and serve. Default: the compiled-in sample."`
 	PGPort        int    `name:"pg-port" default:"0" setting:"" help:"Port of the database on 127.0.0.1. 0 takes a free one at each start."`
@@ -92,7 +94,7 @@ func (c *devCmd) Run(ctx context.Context, p *program) (err error) {
 	a := devAuth(s)
 	server, err := syncpg.New(pool, syncpg.Config{
 		Schema: s, OlderSchemas: older, AppSchema: string(c.AppSchema), Authenticate: a.authenticate, ResolveScopes: a.resolveScopes,
-		Events: o.sink, Logger: p.log,
+		Events: o.sink, Logger: p.log, Realtime: realtime.Options{Origins: c.RealtimeOrigin},
 	})
 	if err != nil {
 		return fmt.Errorf("make the server: %w", err)

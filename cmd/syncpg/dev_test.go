@@ -4,6 +4,7 @@ package main
 
 import (
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -88,6 +89,15 @@ func TestDevServesASchemaOfTheUser(t *testing.T) {
 	require.Equal(t, exitFailed, wrong.code)
 	require.Contains(t, wrong.stdout, "give the same with --schema FILE")
 	require.Contains(t, dev.stop().stdout, "smoke --url "+dev.url+" --schema "+file)
+}
+
+// TestDevTakesSocketsOfOtherOrigins: pages of a frontend come from a server of their own in development.
+func TestDevTakesSocketsOfOtherOrigins(t *testing.T) {
+	t.Parallel()
+	dev := startDev(t, "--data-dir", dataDir(t), "--realtime-origin", "http://localhost:5173")
+	for origin, status := range map[string]int{"http://localhost:5173": http.StatusSwitchingProtocols, "http://localhost:5174": http.StatusForbidden} {
+		require.Equal(t, status, upgrade(t, dev.url, http.Header{"Authorization": {"Bearer dev:alice:home"}, "Origin": {origin}}), origin)
+	}
 }
 
 func TestDevServesOlderVersions(t *testing.T) {

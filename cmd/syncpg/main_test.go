@@ -87,7 +87,7 @@ func emptyDatabase(t *testing.T) string {
 func TestHelpOfEveryCommand(t *testing.T) {
 	t.Parallel()
 	for _, command := range []string{
-		"", "dev", "serve", "migrate", "migrate up", "migrate down", "migrate status", "schema", "schema check", "schema apply",
+		"", "dev", "serve", "migrate", "migrate up", "migrate down", "migrate status", "schema", "schema check", "schema plan", "schema apply",
 		"prune", "epoch", "epoch rotate", "lease", "lease list", "lease revoke", "seed", "smoke", "render", "version",
 	} {
 		t.Run(command, func(t *testing.T) {

@@ -7,17 +7,23 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/syncpg/syncpg"
+	"github.com/syncpg/syncpg/internal/config"
 	"github.com/syncpg/syncpg/realtime"
 	"github.com/syncpg/syncpg/realtime/fanout"
 )
 
+// originFlag says which pages may open sockets.
+type originFlag struct {
+	RealtimeOrigin []string `name:"realtime-origin" placeholder:"ORIGIN" setting:"" group:"realtime" help:"Web origin whose pages may open sockets, such as https://app.example.com; may be repeated. Default: the server's own only."`
+}
+
 // realtimeFlags are about GET /realtime.
 type realtimeFlags struct {
-	NoRealtime     bool     `name:"no-realtime" setting:"" group:"realtime" help:"Do not serve GET /realtime."`
-	RealtimeOrigin []string `name:"realtime-origin" placeholder:"ORIGIN" setting:"" group:"realtime" help:"Web origin whose pages may open sockets, such as https://app.example.com; may be repeated. Default: the server's own only."`
-	MaxConnections int      `name:"max-connections" placeholder:"N" setting:"" group:"realtime" help:"How many sockets may be open at a time. Default: 50000."`
-	ListenURL      string   `name:"listen-url" placeholder:"URL" setting:"" group:"realtime" help:"Database URL of the connection that listens for what other servers did. Needed when --database-url leads through a pooler in transaction mode. Default: --database-url."`
-	PollOnly       bool     `name:"poll-only" setting:"" group:"realtime" help:"Do not listen: what other servers did is looked for every few seconds, and presence stays in the process."`
+	originFlag
+	NoRealtime     bool   `name:"no-realtime" setting:"" group:"realtime" help:"Do not serve GET /realtime."`
+	MaxConnections int    `name:"max-connections" placeholder:"N" setting:"" group:"realtime" help:"How many sockets may be open at a time. Default: 50000."`
+	ListenURL      string `name:"listen-url" placeholder:"URL" setting:"" group:"realtime" help:"Database URL of the connection that listens for what other servers did. Needed when --database-url leads through a pooler in transaction mode. Default: --database-url."`
+	PollOnly       bool   `name:"poll-only" setting:"" group:"realtime" help:"Do not listen: what other servers did is looked for every few seconds, and presence stays in the process."`
 }
 
 // apply puts the flags into the configuration of a server.
@@ -33,7 +39,7 @@ func (f realtimeFlags) apply(c *syncpg.Config) error {
 	if f.ListenURL == "" {
 		return nil
 	}
-	listen, err := pgx.ParseConfig(f.ListenURL)
+	listen, err := config.Connection(f.ListenURL)
 	if err != nil {
 		return usagef("--listen-url: %w", err)
 	}

@@ -169,7 +169,7 @@ func asState(err error) error {
 }
 
 type dropFlag struct {
-	Drop bool `name:"drop" help:"Delete the columns and tables that the new version does not have, with their values. Without it they stay in the database, and nothing reads or writes them any more."`
+	Drop bool `name:"drop" help:"Delete the columns and tables that the new version does not have, with their values. Without it they stay in the database, nothing reads or writes them any more, and no later --drop deletes them."`
 }
 
 func (f schemaFlags) bump(drop dropFlag) schemaddl.BumpOptions {
@@ -303,6 +303,8 @@ func printBump(p *program, b *schemaddl.Bump) error {
 			return err
 		}
 		p.printf("\n")
+	} else {
+		p.printf("no table changes\n\n")
 	}
 	for _, r := range b.Rows {
 		p.printf("rewrites about %s of %s (%s)\n", plural(int(r.Rows), "row"), r.Table, size(r.Bytes))

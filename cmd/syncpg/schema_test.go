@@ -146,6 +146,16 @@ func TestSchemaMovesToAnotherVersion(t *testing.T) {
 	}
 }
 
+// TestAVersionThatChangesNoTable says so, rather than nothing.
+func TestAVersionThatChangesNoTable(t *testing.T) {
+	t.Parallel()
+	url := pgtest.DSN(t)
+	require.Zero(t, runCommand(t, "schema", "apply", "--schema", writeFile(t, "small.json", smallSchema), "--database-url", url).code)
+	r := runCommand(t, "schema", "plan", "--schema", changed(t, `"schemaVersion": 1`, `"schemaVersion": 2`), "--database-url", url)
+	require.Zero(t, r.code)
+	require.Equal(t, "from version 1 to version 2\n\nno table changes\n\n", r.stdout)
+}
+
 func TestProgressOfARewrite(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder

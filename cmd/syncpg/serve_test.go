@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"io"
@@ -19,7 +20,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/syncpg/syncpg/internal/client"
 	"github.com/syncpg/syncpg/internal/pgtest"
+	"github.com/syncpg/syncpg/ssp2"
 )
 
 var sampleFile = filepath.Join("..", "..", "schema", "sample", "sample.ir.json")
@@ -180,6 +183,36 @@ func TestServeBehindAProxyThatAuthenticates(t *testing.T) {
 	require.Equal(t, exitFailed, r.code)
 	require.Contains(t, r.stdout, "sync.auth_required (HTTP 401)")
 	require.Contains(t, r.stdout, "give others with --token or --header")
+}
+
+// §7.3: while the proxy says that there is an outage, devices go on with their leases, and the others are told that they
+// have none.
+func TestServeGoesOnWithLeasesWhileTheProxyTellsOfAnOutage(t *testing.T) {
+	t.Parallel()
+	url := pgtest.DSN(t)
+	require.Zero(t, runCommand(t, "schema", "apply", "--schema", sampleFile, "--database-url", url).code)
+	s := startServe(t, "--schema", sampleFile, "--database-url", url, "--lease-key", base64.StdEncoding.EncodeToString(make([]byte, 32)),
+		"--auth-header-actor", "X-Actor", "--auth-header-partition", "X-Partition", "--auth-header-scopes", "X-Scopes")
+	headers := http.Header{"X-Actor": {"alice"}, "X-Partition": {"home"}, "X-Scopes": {`{"team_id": ["red"]}`}}
+	require.Equal(t, http.StatusSwitchingProtocols, upgrade(t, s.url, headers))
+	known := newDevice(t, s.url, "known", headers)
+	require.NoError(t, known.Acquire(t.Context()))
+	_, err := known.CatchUp(t.Context())
+	require.NoError(t, err)
+
+	headers.Set("X-Scopes", "outage")
+	_, err = known.CatchUp(t.Context())
+	require.NoError(t, err)
+	stranger := newDevice(t, s.url, "stranger", headers)
+	require.NoError(t, stranger.Acquire(t.Context()))
+	_, err = stranger.CatchUp(t.Context())
+	var refused *client.ServerError
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, ssp2.CodeAuthLeaseRequired, refused.Code)
+	require.Equal(t, http.StatusServiceUnavailable, upgrade(t, s.url, headers), "it would go on with the outage when that is over")
+	r := runCommand(t, "smoke", "--url", s.url, "--header", "X-Actor: a", "--header", "X-Partition: p", "--header", "X-Scopes: outage")
+	require.Equal(t, exitFailed, r.code)
+	require.Contains(t, r.stdout, "is the directory behind the server or its proxy there?")
 }
 
 func TestSmokePrintsJSON(t *testing.T) {

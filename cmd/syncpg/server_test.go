@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"io"
+	"maps"
 	"net/http"
 	"regexp"
 	"strings"
@@ -127,14 +128,36 @@ func withoutDurations(s string) string { return durations.ReplaceAllString(s, " 
 // device is a client of the sample schema in a partition that outlives it.
 func device(t *testing.T, url, id string) *client.Client {
 	t.Helper()
+	c := newDevice(t, url, id, http.Header{"Authorization": {"Bearer dev:alice:home"}})
+	require.NoError(t, c.Acquire(t.Context()))
+	return c
+}
+
+// newDevice is a client that has not asked anything yet, and sends the headers as they are at each request.
+func newDevice(t *testing.T, url, id string, headers http.Header) *client.Client {
+	t.Helper()
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
 	c, err := client.New(client.Config{
-		URL: url, Header: http.Header{"Authorization": {"Bearer dev:alice:home"}}, ClientID: id, Schema: sampleSchema(t),
+		URL: url, Header: headers, ClientID: id, Schema: sampleSchema(t),
 		Wire: ssp2.WireV2, HTTP: &http.Client{Transport: transport},
 	})
 	require.NoError(t, err)
 	require.NoError(t, c.Subscribe("lists", "lists", ssp2.ScopeMap{"team_id": {"red"}}))
-	require.NoError(t, c.Acquire(t.Context()))
 	return c
+}
+
+// upgrade asks for a socket, and returns the status of the answer.
+func upgrade(t *testing.T, url string, header http.Header) int {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/realtime?clientId=a", nil)
+	require.NoError(t, err)
+	r.Header = http.Header{
+		"Connection": {"Upgrade"}, "Upgrade": {"websocket"}, "Sec-Websocket-Version": {"13"}, "Sec-Websocket-Key": {"AAAAAAAAAAAAAAAAAAAAAA=="},
+	}
+	maps.Copy(r.Header, header)
+	answer, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(r)
+	require.NoError(t, err)
+	require.NoError(t, answer.Body.Close())
+	return answer.StatusCode
 }

@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -35,7 +36,7 @@ func main() {
 }
 
 func run(args []string) error {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if len(args) != 1 {
 		return errors.New("usage: embed SCHEMA")
@@ -65,7 +66,11 @@ func run(args []string) error {
 	}()
 	server := &http.Server{Addr: "127.0.0.1:8080", Handler: routes(syncer), ReadHeaderTimeout: 10 * time.Second}
 	ended := make(chan error, 1)
-	context.AfterFunc(ctx, func() { ended <- server.Shutdown(context.WithoutCancel(ctx)) })
+	context.AfterFunc(ctx, func() {
+		deadline, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		ended <- server.Shutdown(deadline)
+	})
 	if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve: %w", err)
 	}

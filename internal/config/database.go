@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -39,7 +40,25 @@ func (s *Settings) Database(flag, url string) (*pgxpool.Config, error) {
 	if err != nil {
 		return nil, maskedParseError(err)
 	}
-	return cfg, nil
+	return cfg, checkHost(cfg.ConnConfig)
+}
+
+// Connection reads a connection string, and shows no part of it in errors.
+func Connection(text string) (*pgx.ConnConfig, error) {
+	cfg, err := pgx.ParseConfig(text)
+	if err != nil {
+		return nil, maskedParseError(err)
+	}
+	return cfg, checkHost(cfg)
+}
+
+// checkHost refuses what is left of a password with an @ in it.
+func checkHost(cfg *pgx.ConnConfig) error {
+	if strings.HasPrefix(cfg.Host, "/") || strings.Index(cfg.Host, "@") < 1 {
+		return nil
+	}
+	return errors.New("the connection string of the database cannot be used: the name of the host has an @ in it, " +
+		"so it may hold a part of the password (write an @ of the password as %40)")
 }
 
 // maskedParseError keeps what is wrong with a connection string and drops the string. The driver masks passwords too, but

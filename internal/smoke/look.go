@@ -140,6 +140,8 @@ func lookAtCode(code ssp2.Code) string {
 	switch code {
 	case ssp2.CodeAuthRequired:
 		return "the server does not accept the credentials: give others with --token or --header; at --log-level debug its log says why"
+	case ssp2.CodeAuthLeaseRequired, ssp2.CodeAuthLeaseRevoked:
+		return "what the actor may do cannot be found out now, and smoke has no lease: is the directory behind the server or its proxy there?"
 	case ssp2.CodeForbidden, ssp2.CodeScopeRevoked:
 		return "the actor may not write these scopes: give values it is allowed with --scope VARIABLE=VALUE, or another token"
 	case ssp2.CodeUnknownTable, ssp2.CodeSchemaMismatch, ssp2.CodeInvalidSubscription:

@@ -298,6 +298,15 @@ func (b *bundle) exec(t testing.TB, sql string, args ...any) {
 	require.NoError(t, err)
 }
 
+// kill ends the sessions that listen, of which there are n.
+func (b *bundle) kill(t testing.TB, n int) {
+	t.Helper()
+	var killed int
+	require.NoError(t, b.db.Pool.QueryRow(t.Context(), `select count(*) filter (where pg_terminate_backend(pid)) from pg_stat_activity
+		where datname = current_database() and application_name = $1`, fanout.ApplicationName).Scan(&killed))
+	require.Equal(t, n, killed)
+}
+
 // listening waits until n sessions of the database listen.
 func (b *bundle) listening(t testing.TB, n int) {
 	t.Helper()
