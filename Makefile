@@ -33,7 +33,7 @@ test/race: ## Run every test with the race detector
 
 .PHONY: test/soak
 test/soak: ## Let 200 clients connect, push, acknowledge and vanish at random for 30 s, with the race detector
-	SYNCPG_REALTIME_RACE_FOR=30s $(GO) test -race -count=1 -timeout $(TIMEOUT) -run TestManyClientsAtRandom ./realtime
+	SYNCPG_REALTIME_RACE_FOR=30s $(GO) test -race -count=1 -timeout $(TIMEOUT) -run 'AtRandom$$' ./realtime ./integration
 
 .PHONY: test/catalog
 test/catalog: ## Check search_path, volatility, comments and grants of the SQL objects
