@@ -739,12 +739,17 @@ func (p *Pull) sendShared(ctx context.Context, out *pieces, sub *subscription) (
 	if sub.resume != nil {
 		at = sub.resume.at
 	}
-	if err := p.attach(ctx, sub); err != nil {
-		if ctx.Err() != nil {
-			return false, err
+	// orWithout goes on without stored segments after an error, unless the client has left.
+	orWithout := func(err error) error {
+		if err == nil || ctx.Err() != nil {
+			return err
 		}
 		p.s.log.WarnContext(ctx, "a bootstrap does without stored segments", "table", sub.table.Name, "error", err)
 		sub.chain = nil
+		return nil
+	}
+	if err := orWithout(p.attach(ctx, sub)); err != nil {
+		return false, err
 	}
 	first := true
 	for i := sub.from; sub.chain != nil; i++ {
@@ -764,7 +769,7 @@ func (p *Pull) sendShared(ctx context.Context, out *pieces, sub *subscription) (
 			p.s.log.Log(ctx, level, "a bootstrap goes on without its segments", "table", sub.table.Name, "error", err)
 			if first && c.key.MediaType == ssp2.MediaSQLite {
 				// No image, whatever the reason: the rows lane is shared as well.
-				if err := p.attachTo(ctx, sub, p.chainKey(sub, ssp2.MediaRows)); err != nil {
+				if err := orWithout(p.attachTo(ctx, sub, p.chainKey(sub, ssp2.MediaRows))); err != nil {
 					return false, err
 				}
 				i--
