@@ -180,6 +180,20 @@ func TestAFailedImage(t *testing.T) {
 	}
 }
 
+// TestAPullThatDoesNotBegin: leaves nothing behind of the first pages that it has read.
+func TestAPullThatDoesNotBegin(t *testing.T) {
+	t.Parallel()
+	eachLane(t, func(t *testing.T, accept ssp2.Accept) {
+		b, _ := shared(t)
+		b.fill(t, "x", 2500)
+		b.exec(t, `create function public.refuse() returns trigger language plpgsql as $$ begin raise 'no'; end $$`)
+		b.exec(t, `create trigger refuse before insert on syncpg.sync_clients for each row execute function public.refuse()`)
+		_, err := b.Begin(t.Context(), bootstrapping("c1", accept, 1000))
+		require.ErrorContains(t, err, "recording the client")
+		require.Zero(t, b.Chains())
+	})
+}
+
 // down is a store that fails from some call on.
 type down struct {
 	*store
