@@ -386,12 +386,13 @@ func (c *chain) add(complete bool, pages ...segment.Meta) {
 	c.tell()
 }
 
-// reader returns a pull that belongs to no client, for reading a chain's rows.
+// reader returns a pull that belongs to no client, for reading a chain's rows: of no database
+// that does not have the pin yet.
 func (c *chain) reader() *Pull {
 	epoch := c.key.LogEpoch
 	return &Pull{
 		s: c.s, pageRows: int32(c.key.rows), digest: []byte{},
-		req: Request{Partition: c.key.Partition, WireVersion: ssp2.WireV2, LogEpoch: &epoch},
+		req: Request{Partition: c.key.Partition, WireVersion: ssp2.WireV2, LogEpoch: &epoch, AfterSeq: max(c.pin, 0)},
 	}
 }
 
@@ -793,6 +794,7 @@ func (p *Pull) sendShared(ctx context.Context, out *pieces, sub *subscription) (
 		at, _ = parseCursor(*m.NextRowCursor)
 	}
 	sub.shared = false
+	p.gate.MaxCommitSeq = max(p.gate.MaxCommitSeq, sub.pin) // the log reaches as far as the chain has seen
 	p.begin(sub)
 	sub.scan.start = at
 	return false, nil

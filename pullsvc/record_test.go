@@ -340,6 +340,44 @@ func TestStaleRead(t *testing.T) {
 	require.Equal(t, ssp2.CodeStorageStaleRead, ssp2.CodeOf(err))
 }
 
+// TestAChainIsNotReadFromBeforeItsPin: neither what is built for several nor what one of them
+// reads on its own behind that comes from a database that is behind the pin, since its client
+// would never be sent what is missing.
+func TestAChainIsNotReadFromBeforeItsPin(t *testing.T) {
+	t.Parallel()
+	eachLane(t, func(t *testing.T, accept ssp2.Accept) {
+		b, _ := shared(t)
+		b.fill(t, "x", 2500)
+		b.commit(t, item("late", "x", ""))
+		p, err := b.Begin(t.Context(), bootstrapping("c1", accept, 1000))
+		require.NoError(t, err)
+		defer p.Close()
+		b.exec(t, `update syncpg.sync_partitions set max_commit_seq = 1`)
+		if accept == imageLane { // pages stand in for the image, at a pin of their own
+			require.Equal(t, int64(1), decode(t, bootstrapping("c1", accept, 1000), collect(t, p))[0].End.NextCursor)
+			return
+		}
+		err = p.Stream(t.Context(), func([]byte) error { return nil })
+		require.Equal(t, ssp2.CodeStorageStaleRead, ssp2.CodeOf(err))
+	})
+	t.Run("behind a newer chain", func(t *testing.T) {
+		t.Parallel()
+		b, _ := shared(t, with(func(c *pullsvc.Config) { c.BufferBytes = 96 << 10 }))
+		b.fill(t, "x", 2500)
+		req := bootstrapping("c1", rowsLane, 1000)
+		req.Header.MaxSnapshotPages = 1
+		b.pull(t, req) // so that the scope is known to be large
+		p, err := b.Begin(t.Context(), bootstrapping("c2", rowsLane, 1000))
+		require.NoError(t, err)
+		defer p.Close()
+		req.AfterSeq = b.commit(t, item("late", "x", ""))
+		b.pull(t, req)
+		b.exec(t, `update syncpg.sync_partitions set max_commit_seq = 1`)
+		err = p.Stream(t.Context(), func([]byte) error { return nil })
+		require.Equal(t, ssp2.CodeStorageStaleRead, ssp2.CodeOf(err))
+	})
+}
+
 // TestChangesDuringStream: what is read after the first byte is judged by the gate
 // as it is then.
 func TestChangesDuringStream(t *testing.T) {
