@@ -197,14 +197,15 @@ func (q *Queries) PullReadWindows(ctx context.Context, arg PullReadWindowsParams
 
 const PullRecordClient = `-- name: PullRecordClient :one
 select syncpg.sync_record_client(
-         p_partition => $1::text, p_client_id => $2::text, p_actor_id => $3::text,
-         p_wire_version => $4::smallint, p_cursor => $5::bigint,
-         p_subscriptions => $6::text, p_now => $7::bigint,
-         p_relaxed => $8::boolean)::text as actor_id
+         p_partition => $1::text, p_log_epoch => $2::text, p_client_id => $3::text, p_actor_id => $4::text,
+         p_wire_version => $5::smallint, p_cursor => $6::bigint,
+         p_subscriptions => $7::text, p_now => $8::bigint,
+         p_relaxed => $9::boolean)::text as actor_id
 `
 
 type PullRecordClientParams struct {
 	Partition     string
+	LogEpoch      string
 	ClientID      string
 	ActorID       string
 	WireVersion   int16
@@ -215,12 +216,14 @@ type PullRecordClientParams struct {
 }
 
 // PullRecordClient records what a pull left of its client and returns the actor the
-// client belongs to. Guarantees: nothing is written when that is another actor; a
-// NULL subscription list keeps the stored one. Locks: the client's row. A relaxed
-// one must be a transaction of its own.
+// client belongs to. Guarantees: nothing is written when that is another actor, nor when the
+// pull was of another log epoch (SQLSTATE SY006); a NULL subscription list keeps the stored
+// one. Locks: the client's row; the partition's registry row FOR KEY SHARE for a new client.
+// A relaxed one must be a transaction of its own.
 func (q *Queries) PullRecordClient(ctx context.Context, arg PullRecordClientParams) (string, error) {
 	row := q.db.QueryRow(ctx, PullRecordClient,
 		arg.Partition,
+		arg.LogEpoch,
 		arg.ClientID,
 		arg.ActorID,
 		arg.WireVersion,

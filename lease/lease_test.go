@@ -208,6 +208,44 @@ func TestRevocationOfWhatNoKeyVerifies(t *testing.T) {
 	require.Equal(t, ssp2.CodeAuthLeaseRevoked, ssp2.CodeOf(err), "%v", err)
 }
 
+// TestARevocationOutlivesItsKey: keys are rotated, revocations stand until they are cleared.
+// What no key verifies any more, and says that it is revoked, is not replaced where a revoked
+// lease would not be.
+func TestARevocationOutlivesItsKey(t *testing.T) {
+	t.Parallel()
+	for name, hold := range map[string]bool{"held": true, "not held": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := setup(t)
+			first := w.live(t, ada, allowed)
+			rotated := w.store(t, func(c *lease.Config) { c.Keys, c.HoldRevoked = [][]byte{key2}, hold })
+			running := rotated.Begin(ada, allowed, w.now) // its resolver answered before the revocation
+			w.now = w.now.Add(time.Minute)
+			require.NoError(t, w.Revoke(t.Context(), partition, first.LeaseID))
+			w.now = w.now.Add(2 * ttl)
+			require.Nil(t, refresh(t, running))
+			after := refresh(t, rotated.Begin(ada, allowed, w.now))
+			if hold {
+				require.Nil(t, after)
+			} else {
+				require.NotEqual(t, first.LeaseID, after.LeaseID)
+			}
+		})
+	}
+}
+
+// TestARevocationInTheInstantOfAsking: of two things in one millisecond nobody knows which
+// came first, so the lease stays revoked.
+func TestARevocationInTheInstantOfAsking(t *testing.T) {
+	t.Parallel()
+	w := setup(t)
+	running := w.Begin(ada, allowed, w.now)
+	require.NoError(t, w.Revoke(t.Context(), partition, w.live(t, ada, allowed).LeaseID))
+	require.Nil(t, refresh(t, running))
+	w.now = w.now.Add(time.Millisecond)
+	require.NotNil(t, w.live(t, ada, allowed))
+}
+
 // TestRevocationBetweenReadAndWrite: what a round has decided does not stand when the lease
 // is revoked before it is written.
 func TestRevocationBetweenReadAndWrite(t *testing.T) {

@@ -71,7 +71,7 @@ func setup(t *testing.T, change ...func(*lease.Config)) *world {
 func (w *world) register(t *testing.T, c lease.Client) {
 	t.Helper()
 	_, err := db.New(w.db.Pool).PullRecordClient(t.Context(), db.PullRecordClientParams{
-		Partition: c.Partition, ClientID: c.ID, ActorID: c.Actor, WireVersion: 2, Now: start,
+		Partition: c.Partition, LogEpoch: "epoch", ClientID: c.ID, ActorID: c.Actor, WireVersion: 2, Now: start,
 	})
 	require.NoError(t, err)
 }

@@ -69,15 +69,16 @@ func (r *Round) decide(ctx context.Context, row db.LeaseFindRow) {
 	r.next, r.frame = nil, nil
 	id := r.stored.id
 	switch outcome := s.judge(r.found, &r.stored, r.client); outcome {
-	case events.LeaseTampered:
-		s.consulted(ctx, r.client, id, outcome)
+	case events.LeaseTampered, events.LeaseRevoked:
+		if outcome == events.LeaseTampered {
+			s.consulted(ctx, r.client, id, outcome)
+		}
+		// A revocation stands also when the key that signed it is no longer configured.
+		if r.stored.revokedAt >= 0 && (s.hold || r.stored.revokedAt >= r.askedAt.UnixMilli()) {
+			return // what the resolver said may be from before the revocation
+		}
 		id = newID()
 	case events.LeaseMissing, events.LeaseOtherActor:
-		id = newID()
-	case events.LeaseRevoked:
-		if s.hold || r.stored.revokedAt > r.askedAt.UnixMilli() {
-			return // what the resolver said is from before the revocation
-		}
 		id = newID()
 	case events.LeaseValid, events.LeaseExpired:
 		age := now.UnixMilli() - r.stored.issuedAt

@@ -7,6 +7,7 @@
 --
 -- SQLSTATEs raised, of class SY (003_push.sql has the others):
 --   SY005  a scan by scope was asked for without a scope value
+--   SY006  the log was replaced after the pull that is to be recorded
 --
 -- The functions that read many subscriptions decide by themselves which of them are
 -- in range, since the caller learns horizon and newest commit in the same flush.
@@ -388,7 +389,7 @@ comment on function syncpg.sync_scan_rows(text, text[], text[], bigint[], intege
   'One bootstrap page (§4.7) of each subscription. Body generated from the installed schema: one branch per table and scope variable. Takes no locks.';
 
 create function syncpg.sync_record_client(
-  p_partition text, p_client_id text, p_actor_id text, p_wire_version smallint,
+  p_partition text, p_log_epoch text, p_client_id text, p_actor_id text, p_wire_version smallint,
   p_cursor bigint, p_subscriptions text, p_now bigint, p_relaxed boolean)
 returns text
 language plpgsql volatile
@@ -397,6 +398,7 @@ set enable_seqscan = off
 as $$
 declare
   v_actor_id text;
+  v_new boolean;
 begin
   if p_relaxed then
     perform set_config('synchronous_commit', 'off', true);
@@ -408,17 +410,31 @@ begin
      set wire_version = excluded.wire_version, cursor = excluded.cursor,
          subscriptions = coalesce(excluded.subscriptions, c.subscriptions), updated_at_ms = excluded.updated_at_ms
    where c.actor_id = excluded.actor_id
-  returning c.actor_id into v_actor_id;
+  returning c.actor_id, c.xmax = 0 into v_actor_id, v_new;
   if not found then
     select c.actor_id into v_actor_id
       from syncpg.sync_clients as c
      where c.partition = p_partition and c.client_id = p_client_id;
+    return v_actor_id;
+  end if;
+  -- A rotation deletes what there is of clients. It waits for the row when that was there
+  -- before; a new one it does not see, so that it is made to wait by the registry.
+  if v_new then
+    perform from syncpg.sync_partition_registry as r
+      where r.partition = p_partition and r.log_epoch = p_log_epoch
+        for key share;
+  else
+    perform from syncpg.sync_partition_registry as r
+      where r.partition = p_partition and r.log_epoch = p_log_epoch;
+  end if;
+  if not found then
+    raise exception 'the log of the partition was replaced' using errcode = 'SY006';
   end if;
   return v_actor_id;
 end
 $$;
-comment on function syncpg.sync_record_client(text, text, text, smallint, bigint, text, bigint, boolean) is
-  'Records what a pull left of its client: wire version, cursor (§4.5), subscription list (§8.1; NULL keeps the stored one); binds a new client to the actor (§1.5). Returns the actor the client belongs to; nothing was written when that is another one. p_relaxed: losing this in a crash is harmless, so do not wait for the disk; call it in a transaction of its own then, which it turns synchronous_commit off for. Locks: the client''s row.';
+comment on function syncpg.sync_record_client(text, text, text, text, smallint, bigint, text, bigint, boolean) is
+  'Records what a pull left of its client: wire version, cursor (§4.5), subscription list (§8.1; NULL keeps the stored one); binds a new client to the actor (§1.5). Returns the actor the client belongs to; nothing was written when that is another one. SQLSTATE SY006 when the epoch is not p_log_epoch (any more), as after a rotation, which deletes such records (§2.1). p_relaxed: losing this in a crash is harmless, so do not wait for the disk; call it in a transaction of its own then, which it turns synchronous_commit off for. Locks: the client''s row; of a new client then the partition''s registry row FOR KEY SHARE.';
 
 create function syncpg.sync_read_client(p_partition text, p_client_id text)
 returns table (actor_id text, wire_version smallint, cursor bigint, subscriptions text, max_commit_seq bigint)
@@ -486,7 +502,7 @@ insert into syncpg.sync_migrations (version, breaking) values (4, false);
 
 drop function syncpg.sync_record_acks(text[], text[], text[], bigint[], bigint[]);
 drop function syncpg.sync_read_client(text, text);
-drop function syncpg.sync_record_client(text, text, text, smallint, bigint, text, bigint, boolean);
+drop function syncpg.sync_record_client(text, text, text, text, smallint, bigint, text, bigint, boolean);
 drop function syncpg.sync_count_changes(text, text, text, bigint, integer);
 drop function syncpg.sync_scan_rows(text, text[], text[], bigint[], integer[], text[], integer, bigint, bigint);
 drop function syncpg.sync_find_news(text[], bigint[], text[], integer);

@@ -402,8 +402,9 @@ func TestExternalWithoutStore(t *testing.T) {
 	require.Len(t, b.pull(t, req)[0].Commits, 1)
 }
 
-// TestStoreFails: the stream ends with the store's error, and nothing of the failed
-// segment was sent.
+// TestStoreFails: a client that takes inline segments does without the store, of which it
+// hears nothing; for one that takes none the stream ends with the store's error, and nothing
+// of the failed segment was sent.
 func TestStoreFails(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("disk full")
@@ -411,7 +412,13 @@ func TestStoreFails(t *testing.T) {
 	kept.err = broken
 	b := setup(t, with(func(c *pullsvc.Config) { c.Segments, c.InlineSegmentMaxBytes = kept, -1 }))
 	b.commit(t, item("a", "x", ""))
-	p, err := b.Begin(t.Context(), request(sub("s", "items", -1, project("x"))))
+	req := request(sub("s", "items", -1, project("x")))
+	got := b.pull(t, req)[0]
+	require.Empty(t, got.Refs)
+	require.Len(t, got.rows(t, b, kept, "items"), 1)
+
+	req.Header.Accept = ssp2.AcceptExternalRows
+	p, err := b.Begin(t.Context(), req)
 	require.NoError(t, err)
 	defer p.Close()
 	var frames []byte

@@ -386,12 +386,13 @@ func (c *chain) add(complete bool, pages ...segment.Meta) {
 	c.tell()
 }
 
-// reader returns a pull that belongs to no client, for reading a chain's rows.
+// reader returns a pull that belongs to no client, for reading a chain's rows: of no database
+// that does not have the pin yet.
 func (c *chain) reader() *Pull {
 	epoch := c.key.LogEpoch
 	return &Pull{
 		s: c.s, pageRows: int32(c.key.rows), digest: []byte{},
-		req: Request{Partition: c.key.Partition, WireVersion: ssp2.WireV2, LogEpoch: &epoch},
+		req: Request{Partition: c.key.Partition, WireVersion: ssp2.WireV2, LogEpoch: &epoch, AfterSeq: max(c.pin, 0)},
 	}
 }
 
@@ -739,12 +740,17 @@ func (p *Pull) sendShared(ctx context.Context, out *pieces, sub *subscription) (
 	if sub.resume != nil {
 		at = sub.resume.at
 	}
-	if err := p.attach(ctx, sub); err != nil {
-		if ctx.Err() != nil {
-			return false, err
+	// orWithout goes on without stored segments after an error, unless the client has left.
+	orWithout := func(err error) error {
+		if err == nil || ctx.Err() != nil {
+			return err
 		}
 		p.s.log.WarnContext(ctx, "a bootstrap does without stored segments", "table", sub.table.Name, "error", err)
 		sub.chain = nil
+		return nil
+	}
+	if err := orWithout(p.attach(ctx, sub)); err != nil {
+		return false, err
 	}
 	first := true
 	for i := sub.from; sub.chain != nil; i++ {
@@ -764,7 +770,7 @@ func (p *Pull) sendShared(ctx context.Context, out *pieces, sub *subscription) (
 			p.s.log.Log(ctx, level, "a bootstrap goes on without its segments", "table", sub.table.Name, "error", err)
 			if first && c.key.MediaType == ssp2.MediaSQLite {
 				// No image, whatever the reason: the rows lane is shared as well.
-				if err := p.attachTo(ctx, sub, p.chainKey(sub, ssp2.MediaRows)); err != nil {
+				if err := orWithout(p.attachTo(ctx, sub, p.chainKey(sub, ssp2.MediaRows))); err != nil {
 					return false, err
 				}
 				i--
@@ -788,6 +794,7 @@ func (p *Pull) sendShared(ctx context.Context, out *pieces, sub *subscription) (
 		at, _ = parseCursor(*m.NextRowCursor)
 	}
 	sub.shared = false
+	p.gate.MaxCommitSeq = max(p.gate.MaxCommitSeq, sub.pin) // the log reaches as far as the chain has seen
 	p.begin(sub)
 	sub.scan.start = at
 	return false, nil

@@ -8,6 +8,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -177,6 +178,64 @@ func TestAFailedImage(t *testing.T) {
 			require.Len(t, got.rows(t, b, kept, "items"), 2500)
 		})
 	}
+}
+
+// TestAPullThatDoesNotBegin: leaves nothing behind of the first pages that it has read.
+func TestAPullThatDoesNotBegin(t *testing.T) {
+	t.Parallel()
+	eachLane(t, func(t *testing.T, accept ssp2.Accept) {
+		b, _ := shared(t)
+		b.fill(t, "x", 2500)
+		b.exec(t, `create function public.refuse() returns trigger language plpgsql as $$ begin raise 'no'; end $$`)
+		b.exec(t, `create trigger refuse before insert on syncpg.sync_clients for each row execute function public.refuse()`)
+		_, err := b.Begin(t.Context(), bootstrapping("c1", accept, 1000))
+		require.ErrorContains(t, err, "recording the client")
+		require.Zero(t, b.Chains())
+	})
+}
+
+// down is a store that fails from some call on.
+type down struct {
+	*store
+	left atomic.Int32 // calls until then
+}
+
+var errDown = errors.New("the bucket is out of reach")
+
+func (d *down) Put(ctx context.Context, m segment.Meta, body io.Reader) error {
+	if d.left.Add(-1) < 0 {
+		return errDown
+	}
+	return d.store.Put(ctx, m, body)
+}
+
+func (d *down) Find(ctx context.Context, k segment.Key) ([]segment.Meta, error) {
+	if d.left.Add(-1) < 0 {
+		return nil, errDown
+	}
+	return d.store.Find(ctx, k)
+}
+
+// TestAStoreThatGoesDown: whenever a store begins to fail, a client that takes inline
+// segments has every row, of one pin.
+func TestAStoreThatGoesDown(t *testing.T) {
+	t.Parallel()
+	eachLane(t, func(t *testing.T, accept ssp2.Accept) {
+		b := setup(t)
+		b.fill(t, "x", 2500)
+		for calls := range int32(6) {
+			kept := newStore(t, func() time.Time { return b.now })
+			d := &down{store: kept}
+			d.left.Store(calls)
+			s, err := pullsvc.New(b.db.Pool, pullsvc.Config{Schema: b.schema, Segments: d, InlineSegmentMaxBytes: -1, Clock: func() time.Time { return b.now }})
+			require.NoError(t, err)
+			b.Service = s
+			got := b.pull(t, bootstrapping("c1", accept, 1000))[0]
+			require.Equal(t, b.seq, got.End.NextCursor)
+			require.Nil(t, got.End.BootstrapState)
+			require.Len(t, got.rows(t, b, kept, "items"), 2500, "after %d calls", calls)
+		}
+	})
 }
 
 // TestAnImageThatIsTooLarge: is not built again for everybody who comes.

@@ -23,7 +23,7 @@ const (
 	gateSQL   = `select * from syncpg.sync_read_pull_gate('p1', $1::text, '\x00'::bytea)`
 	leaseSQL  = `select * from syncpg.sync_find_lease('p1', $1::text, false)`
 	issueSQL  = `select syncpg.sync_issue_lease('p1', $1::text, 'alice', $2::text, 'new ' || $1::text, '{}', 0, 1, '\x00', true)`
-	recordSQL = `select syncpg.sync_record_client('p1', $1::text, 'alice', 2::smallint, 1, null, 0, true)`
+	recordSQL = `select syncpg.sync_record_client('p1', 'epoch-1', $1::text, 'alice', 2::smallint, 1, null, 0, true)`
 )
 
 // touched is what a statement costs: buffers, and sequential scans by table.

@@ -286,23 +286,27 @@ func (p *Pull) endBootstrap(out *pieces, sub *subscription, next *string) error 
 	return out.add(trailer)
 }
 
-// deliver sends a page, as it is or by its descriptor.
+// deliver sends a page, as it is or by its descriptor. A store that fails holds up only
+// clients that take no page as it is.
 func (p *Pull) deliver(ctx context.Context, out *pieces, sub *subscription, pg *page) error {
 	sub.rows += pg.rows
-	if !p.external(pg) {
-		sub.inline++
-		sub.bytes += int64(len(pg.inline))
-		return out.add(pg.inline)
+	if p.external(pg) {
+		if err := out.flush(); err != nil {
+			return err
+		}
+		ref, err := p.store(ctx, sub, pg)
+		if err == nil {
+			sub.stored++
+			return out.add(ref)
+		}
+		if ctx.Err() != nil || p.req.Header.Accept&ssp2.AcceptInlineRows == 0 {
+			return err
+		}
+		p.s.log.WarnContext(ctx, "a segment is sent inline: it cannot be stored", "table", sub.table.Name, "error", err)
 	}
-	if err := out.flush(); err != nil {
-		return err
-	}
-	ref, err := p.store(ctx, sub, pg)
-	if err != nil {
-		return err
-	}
-	sub.stored++
-	return out.add(ref)
+	sub.inline++
+	sub.bytes += int64(len(pg.inline))
+	return out.add(pg.inline)
 }
 
 // Close gives up what the pull holds. It may be called more than once.

@@ -153,7 +153,7 @@ func errUnanswered(sub *subscription) error {
 }
 
 func errReplaced() error {
-	return ssp2.Errorf(ssp2.CodeStorageStaleRead, "the partition's log was replaced while the response was being sent")
+	return ssp2.Errorf(ssp2.CodeStorageStaleRead, "the partition's log was replaced while the pull was being answered")
 }
 
 // flush is the one round trip. classify runs when the gate is known and before

@@ -22,6 +22,9 @@ const recordAge = time.Minute
 // isolation level than READ COMMITTED.
 const maxAttempts = 4
 
+// sqlStateReplaced is raised for the record of a pull whose log epoch is over (004_pull.sql).
+const sqlStateReplaced = "SY006"
+
 // subscriptionList renders the subscriptions of a pull as the client's record keeps
 // them for realtime (§8.1): a JSON array of id, schema version, table and requested scopes.
 func subscriptionList(version int32, subs []ssp2.Subscription) []byte {
@@ -73,7 +76,7 @@ func (p *Pull) record(ctx context.Context) error {
 	now := p.s.clock().UnixMilli()
 	cursor := p.cursor()
 	params := db.PullRecordClientParams{
-		Partition: p.req.Partition, ClientID: p.req.ClientID, ActorID: p.req.Actor,
+		Partition: p.req.Partition, LogEpoch: p.LogEpoch, ClientID: p.req.ClientID, ActorID: p.req.Actor,
 		WireVersion: int16(p.req.WireVersion), Cursor: cursor, Now: now,
 	}
 	due := p.req.Lease != nil && p.req.Lease.Due()
@@ -97,6 +100,8 @@ func (p *Pull) record(ctx context.Context) error {
 				p.s.listed(p.req.Partition, p.req.ClientID, p.version)
 			}
 			return nil
+		case pgtx.SQLState(err) == sqlStateReplaced:
+			return errReplaced()
 		case attempt == maxAttempts || !pgtx.Retryable(err):
 			return fmt.Errorf("recording the client: %w", err)
 		}
@@ -110,7 +115,7 @@ func (p *Pull) write(ctx context.Context, params db.PullRecordClientParams, due 
 		return db.New(p.s.pool).PullRecordClient(ctx, params)
 	}
 	batch := &pgx.Batch{}
-	batch.Queue(db.PullRecordClient, params.Partition, params.ClientID, params.ActorID, params.WireVersion,
+	batch.Queue(db.PullRecordClient, params.Partition, params.LogEpoch, params.ClientID, params.ActorID, params.WireVersion,
 		params.Cursor, params.Subscriptions, params.Now, params.Relaxed).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&actor)
 	})

@@ -3,6 +3,7 @@ package pullsvc_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"testing"
 	"time"
 
@@ -148,7 +149,9 @@ func TestRecordRelaxed(t *testing.T) {
 	for _, relaxed := range []bool{false, true} {
 		nested, err := tx.Begin(t.Context())
 		require.NoError(t, err)
-		_, err = nested.Exec(t.Context(), `select syncpg.sync_record_client('p', 'c', 'a', 2::smallint, 1, '[]', 0, $1)`, relaxed)
+		_, err = nested.Exec(t.Context(), `select syncpg.sync_open_partition('p', 'e', 0)`)
+		require.NoError(t, err)
+		_, err = nested.Exec(t.Context(), `select syncpg.sync_record_client('p', 'e', 'c', 'a', 2::smallint, 1, '[]', 0, $1)`, relaxed)
 		require.NoError(t, err)
 		require.NoError(t, nested.QueryRow(t.Context(), `show synchronous_commit`).Scan(&inside))
 		require.Equal(t, relaxed, inside == "off")
@@ -176,7 +179,7 @@ func TestClientOfAnotherActor(t *testing.T) {
 	blocker, err := b.db.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = blocker.Rollback(context.WithoutCancel(t.Context())) }()
-	_, err = blocker.Exec(t.Context(), `select syncpg.sync_record_client($1, 'c2', 'alice', 2::smallint, null, '[]', 0, false)`, partition)
+	_, err = blocker.Exec(t.Context(), `select syncpg.sync_record_client($1, 'epoch-1', 'c2', 'alice', 2::smallint, null, '[]', 0, false)`, partition)
 	require.NoError(t, err)
 	req.ClientID = "c2"
 	failed := make(chan error)
@@ -191,6 +194,53 @@ func TestClientOfAnotherActor(t *testing.T) {
 	require.Equal(t, "alice", kept.Actor)
 	require.Nil(t, kept.Cursor, "nothing of the other's pull is recorded")
 	require.Equal(t, "[]", *kept.Subscriptions)
+}
+
+// TestNoRecordOfAnEpochThatIsOver: a rotation deletes what pulls have left of their clients
+// (§2.1). A pull that was read before it leaves nothing behind it, whether its client was known
+// or is new, and whatever isolation level sessions default to.
+func TestNoRecordOfAnEpochThatIsOver(t *testing.T) {
+	t.Parallel()
+	for _, level := range []string{"read committed", "repeatable read"} {
+		for _, known := range []bool{true, false} {
+			t.Run(fmt.Sprint(level, ", known ", known), func(t *testing.T) {
+				t.Parallel()
+				b := setup(t, withDatabase(func(o *pgtest.Options) {
+					o.Configure = func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = level }
+				}))
+				req := request(sub("s", "items", 0, project("x")))
+				if known {
+					b.pull(t, req)
+					b.commit(t, item("i", "x", ""))
+				}
+				rotation, err := b.db.Pool.Begin(t.Context())
+				require.NoError(t, err)
+				defer func() { _ = rotation.Rollback(context.WithoutCancel(t.Context())) }()
+				_, err = rotation.Exec(t.Context(), `select syncpg.sync_rotate_epoch($1)`, partition)
+				require.NoError(t, err)
+				ended := make(chan error, 1)
+				go func() {
+					p, err := b.Begin(t.Context(), req)
+					if err == nil {
+						p.Close()
+					}
+					ended <- err
+				}()
+				require.NoError(t, pgtest.WaitAnyBlocked(t.Context(), b.db.Pool, 1))
+				require.NoError(t, rotation.Commit(t.Context()))
+				require.Equal(t, ssp2.CodeStorageStaleRead, ssp2.CodeOf(<-ended))
+				if kept := b.record(t, "c1"); known {
+					require.Nil(t, kept.Cursor)
+					require.Nil(t, kept.Subscriptions)
+				} else {
+					require.Nil(t, kept)
+				}
+				p, err := b.Begin(t.Context(), req)
+				require.NoError(t, err)
+				require.True(t, p.Reset)
+			})
+		}
+	}
 }
 
 // TestRecordAtOnce: two pulls of one client at the same time both succeed, whatever
@@ -209,7 +259,7 @@ func TestRecordAtOnce(t *testing.T) {
 			other, err := b.db.Pool.Begin(t.Context())
 			require.NoError(t, err)
 			defer func() { _ = other.Rollback(context.WithoutCancel(t.Context())) }()
-			_, err = other.Exec(t.Context(), `select syncpg.sync_record_client($1, 'c1', 'alice', 2::smallint, 0, null, 0, false)`, partition)
+			_, err = other.Exec(t.Context(), `select syncpg.sync_record_client($1, 'epoch-1', 'c1', 'alice', 2::smallint, 0, null, 0, false)`, partition)
 			require.NoError(t, err)
 			ended := make(chan error)
 			go func() {
@@ -338,6 +388,44 @@ func TestStaleRead(t *testing.T) {
 	b.exec(t, `update syncpg.sync_partitions set max_commit_seq = 1`)
 	err = p.Stream(t.Context(), func([]byte) error { return nil })
 	require.Equal(t, ssp2.CodeStorageStaleRead, ssp2.CodeOf(err))
+}
+
+// TestAChainIsNotReadFromBeforeItsPin: neither what is built for several nor what one of them
+// reads on its own behind that comes from a database that is behind the pin, since its client
+// would never be sent what is missing.
+func TestAChainIsNotReadFromBeforeItsPin(t *testing.T) {
+	t.Parallel()
+	eachLane(t, func(t *testing.T, accept ssp2.Accept) {
+		b, _ := shared(t)
+		b.fill(t, "x", 2500)
+		b.commit(t, item("late", "x", ""))
+		p, err := b.Begin(t.Context(), bootstrapping("c1", accept, 1000))
+		require.NoError(t, err)
+		defer p.Close()
+		b.exec(t, `update syncpg.sync_partitions set max_commit_seq = 1`)
+		if accept == imageLane { // pages stand in for the image, at a pin of their own
+			require.Equal(t, int64(1), decode(t, bootstrapping("c1", accept, 1000), collect(t, p))[0].End.NextCursor)
+			return
+		}
+		err = p.Stream(t.Context(), func([]byte) error { return nil })
+		require.Equal(t, ssp2.CodeStorageStaleRead, ssp2.CodeOf(err))
+	})
+	t.Run("behind a newer chain", func(t *testing.T) {
+		t.Parallel()
+		b, _ := shared(t, with(func(c *pullsvc.Config) { c.BufferBytes = 96 << 10 }))
+		b.fill(t, "x", 2500)
+		req := bootstrapping("c1", rowsLane, 1000)
+		req.Header.MaxSnapshotPages = 1
+		b.pull(t, req) // so that the scope is known to be large
+		p, err := b.Begin(t.Context(), bootstrapping("c2", rowsLane, 1000))
+		require.NoError(t, err)
+		defer p.Close()
+		req.AfterSeq = b.commit(t, item("late", "x", ""))
+		b.pull(t, req)
+		b.exec(t, `update syncpg.sync_partitions set max_commit_seq = 1`)
+		err = p.Stream(t.Context(), func([]byte) error { return nil })
+		require.Equal(t, ssp2.CodeStorageStaleRead, ssp2.CodeOf(err))
+	})
 }
 
 // TestChangesDuringStream: what is read after the first byte is judged by the gate

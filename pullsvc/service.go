@@ -313,6 +313,12 @@ func (s *Service) Begin(ctx context.Context, req Request) (_ *Pull, err error) {
 		return nil, err
 	}
 	p := s.newPull(req)
+	begun := false
+	defer func() {
+		if !begun {
+			p.Close() // it may use chains by now
+		}
+	}()
 	err = p.read(ctx, p.subs)
 	if errors.Is(err, errPartitionUnknown) {
 		s.gate.Forget(req.Partition)
@@ -324,11 +330,12 @@ func (s *Service) Begin(ctx context.Context, req Request) (_ *Pull, err error) {
 		return nil, fmt.Errorf("pulling: %w", err)
 	}
 	if p.Reset {
-		p.subs = nil
+		p.subs, begun = nil, true
 		return p, nil
 	}
 	if err := p.record(ctx); err != nil {
 		return nil, fmt.Errorf("pulling: %w", err)
 	}
+	begun = true
 	return p, nil
 }

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/syncpg/syncpg/db"
 	"github.com/syncpg/syncpg/events"
+	"github.com/syncpg/syncpg/internal/pgtx"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
@@ -202,9 +204,13 @@ type Total struct {
 	Compacted  int64
 }
 
-// PruneAll prunes every partition, one after the other, as [Service.Prune] does. A
-// partition whose log is replaced meanwhile, or that goes away, does not end it: the errors
-// are joined.
+// maxFailures bounds the errors that PruneAll joins.
+const maxFailures = 10
+
+// PruneAll prunes every partition, one after the other, as [Service.Prune] does. One that
+// cannot be pruned, because its log is replaced meanwhile, or it goes away, or the database
+// refuses, does not end it: the first of these errors are joined. A database that is out of
+// reach does.
 func (s *Service) PruneAll(ctx context.Context, progress func(Progress)) (Total, error) {
 	return s.pruneAll(ctx, false, progress)
 }
@@ -223,13 +229,30 @@ func (s *Service) pruneAll(ctx context.Context, alone bool, progress func(Progre
 			return nil
 		}
 		total.Failed++
-		if _, ours := errors.AsType[*ssp2.Error](err); !ours {
+		if ctx.Err() != nil || !ofOnePartition(err) {
 			return err
 		}
-		failures = append(failures, err)
+		if len(failures) < maxFailures {
+			failures = append(failures, fmt.Errorf("partition %.64q: %w", partition, err))
+		}
 		return nil
 	})
 	return total, errors.Join(append(failures, err)...)
+}
+
+// ofOnePartition says that other partitions may be pruned although one was not: the database
+// is there and has an answer.
+func ofOnePartition(err error) bool {
+	if _, ours := errors.AsType[*ssp2.Error](err); ours {
+		return true
+	}
+	state := pgtx.SQLState(err)
+	for _, down := range []string{"08", "53", "57P", "58"} { // connection, resources, shutdown, system
+		if strings.HasPrefix(state, down) {
+			return false
+		}
+	}
+	return state != ""
 }
 
 // Each calls visit for every partition whose log could be pruned, given enough time, in

@@ -339,6 +339,31 @@ func TestPruneAll(t *testing.T) {
 	require.Equal(t, retention.Total{Partitions: 3, Commits: 3, Changes: 6, Tombstones: 3}, total)
 }
 
+// TestAPartitionThatCannotBePruned: does not keep those behind it from being pruned.
+func TestAPartitionThatCannotBePruned(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for _, p := range []string{"o", "p", "q"} {
+		b.open(t, p)
+		b.append(t, p, 11, 0)
+	}
+	b.exec(t, `create function public.refuse() returns trigger language plpgsql as $$ begin raise 'no'; end $$`)
+	b.exec(t, `create trigger refuse before delete on syncpg.sync_commits for each row when (old.partition = 'p') execute function public.refuse()`)
+	s := b.service(t, retention.Config{Policy: few})
+	total, err := s.PruneAll(t.Context(), nil)
+	require.ErrorContains(t, err, "no")
+	require.Equal(t, retention.Total{Partitions: 3, Failed: 1, Commits: 2, Changes: 4, Tombstones: 2}, total)
+
+	// A database that is out of reach ends it.
+	b.exec(t, `drop trigger refuse on syncpg.sync_commits`)
+	b.append(t, "o", 1, 0)
+	b.exec(t, `create or replace function public.refuse() returns trigger language plpgsql as $$ begin perform pg_terminate_backend(pg_backend_pid()); return old; end $$`)
+	b.exec(t, `create trigger refuse before delete on syncpg.sync_commits for each row execute function public.refuse()`)
+	total, err = s.PruneAll(t.Context(), nil)
+	require.Error(t, err)
+	require.Equal(t, retention.Total{Partitions: 1, Failed: 1}, total)
+}
+
 func TestWrongConfig(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

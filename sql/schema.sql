@@ -1433,13 +1433,14 @@ $$;
 
 COMMENT ON FUNCTION syncpg.sync_record_acks(p_partitions text[], p_client_ids text[], p_actor_ids text[], p_cursors bigint[], p_at_ms bigint[]) IS 'Moves the cursors of clients to what they acknowledged (§8.2), never back and never past the log. Left alone: a client of another actor, one without a cursor, and one whose record is newer than the acknowledgement, which a pull has made. Returns how many moved. Losing this in a crash is harmless, so it does not wait for the disk: call it in a transaction of its own. Locks: the rows of the clients, in the order given.';
 
-CREATE FUNCTION syncpg.sync_record_client(p_partition text, p_client_id text, p_actor_id text, p_wire_version smallint, p_cursor bigint, p_subscriptions text, p_now bigint, p_relaxed boolean) RETURNS text
+CREATE FUNCTION syncpg.sync_record_client(p_partition text, p_log_epoch text, p_client_id text, p_actor_id text, p_wire_version smallint, p_cursor bigint, p_subscriptions text, p_now bigint, p_relaxed boolean) RETURNS text
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
     AS $$
 declare
   v_actor_id text;
+  v_new boolean;
 begin
   if p_relaxed then
     perform set_config('synchronous_commit', 'off', true);
@@ -1451,17 +1452,31 @@ begin
      set wire_version = excluded.wire_version, cursor = excluded.cursor,
          subscriptions = coalesce(excluded.subscriptions, c.subscriptions), updated_at_ms = excluded.updated_at_ms
    where c.actor_id = excluded.actor_id
-  returning c.actor_id into v_actor_id;
+  returning c.actor_id, c.xmax = 0 into v_actor_id, v_new;
   if not found then
     select c.actor_id into v_actor_id
       from syncpg.sync_clients as c
      where c.partition = p_partition and c.client_id = p_client_id;
+    return v_actor_id;
+  end if;
+  -- A rotation deletes what there is of clients. It waits for the row when that was there
+  -- before; a new one it does not see, so that it is made to wait by the registry.
+  if v_new then
+    perform from syncpg.sync_partition_registry as r
+      where r.partition = p_partition and r.log_epoch = p_log_epoch
+        for key share;
+  else
+    perform from syncpg.sync_partition_registry as r
+      where r.partition = p_partition and r.log_epoch = p_log_epoch;
+  end if;
+  if not found then
+    raise exception 'the log of the partition was replaced' using errcode = 'SY006';
   end if;
   return v_actor_id;
 end
 $$;
 
-COMMENT ON FUNCTION syncpg.sync_record_client(p_partition text, p_client_id text, p_actor_id text, p_wire_version smallint, p_cursor bigint, p_subscriptions text, p_now bigint, p_relaxed boolean) IS 'Records what a pull left of its client: wire version, cursor (§4.5), subscription list (§8.1; NULL keeps the stored one); binds a new client to the actor (§1.5). Returns the actor the client belongs to; nothing was written when that is another one. p_relaxed: losing this in a crash is harmless, so do not wait for the disk; call it in a transaction of its own then, which it turns synchronous_commit off for. Locks: the client''s row.';
+COMMENT ON FUNCTION syncpg.sync_record_client(p_partition text, p_log_epoch text, p_client_id text, p_actor_id text, p_wire_version smallint, p_cursor bigint, p_subscriptions text, p_now bigint, p_relaxed boolean) IS 'Records what a pull left of its client: wire version, cursor (§4.5), subscription list (§8.1; NULL keeps the stored one); binds a new client to the actor (§1.5). Returns the actor the client belongs to; nothing was written when that is another one. SQLSTATE SY006 when the epoch is not p_log_epoch (any more), as after a rotation, which deletes such records (§2.1). p_relaxed: losing this in a crash is harmless, so do not wait for the disk; call it in a transaction of its own then, which it turns synchronous_commit off for. Locks: the client''s row; of a new client then the partition''s registry row FOR KEY SHARE.';
 
 CREATE FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_schema_version integer, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) RETURNS void
     LANGUAGE plpgsql
@@ -2147,7 +2162,7 @@ REVOKE ALL ON FUNCTION syncpg.sync_read_windows(p_partition text, p_tables text[
 
 REVOKE ALL ON FUNCTION syncpg.sync_record_acks(p_partitions text[], p_client_ids text[], p_actor_ids text[], p_cursors bigint[], p_at_ms bigint[]) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION syncpg.sync_record_client(p_partition text, p_client_id text, p_actor_id text, p_wire_version smallint, p_cursor bigint, p_subscriptions text, p_now bigint, p_relaxed boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION syncpg.sync_record_client(p_partition text, p_log_epoch text, p_client_id text, p_actor_id text, p_wire_version smallint, p_cursor bigint, p_subscriptions text, p_now bigint, p_relaxed boolean) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION syncpg.sync_record_outcomes(p_partition text, p_now bigint, p_schema_version integer, p_client_ids text[], p_commit_ids text[], p_statuses smallint[], p_commit_seqs bigint[], p_results bytea[], p_details text[], p_outcome_ids uuid[], p_new_clients text[], p_new_actors text[]) FROM PUBLIC;
 

@@ -33,7 +33,7 @@ func makeLeases(t *testing.T, url string, key []byte, names ...string) *lease.St
 		_, err := pool.Exec(t.Context(), `select syncpg.sync_open_partition($1, 'epoch', 0)`, c.Partition)
 		require.NoError(t, err)
 		_, err = db.New(pool).PullRecordClient(t.Context(), db.PullRecordClientParams{
-			Partition: c.Partition, ClientID: c.ID, ActorID: c.Actor, WireVersion: 2, Now: time.Now().UnixMilli(),
+			Partition: c.Partition, LogEpoch: "epoch", ClientID: c.ID, ActorID: c.Actor, WireVersion: 2, Now: time.Now().UnixMilli(),
 		})
 		require.NoError(t, err)
 		require.NoError(t, store.Begin(c, scope.Allowed{"team_id": {"*"}}, time.Now()).Refresh(t.Context()))

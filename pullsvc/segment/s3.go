@@ -35,6 +35,7 @@ const (
 	s3Page        = 1000 // keys of a listing
 	s3Parallel    = 16   // descriptions fetched at a time
 	s3Name        = 1024 // bytes of a key, at most
+	s3Described   = 1900 // bytes of a description in metadata, of which an object has 2 KiB
 	metaExpiry    = "syncpg-expires"
 	metaSegment   = "syncpg-segment"
 	objectSuffix  = ".seg"
@@ -251,7 +252,9 @@ func (s *S3) put(ctx context.Context, m Meta, body io.Reader) error {
 	if err != nil {
 		return err
 	}
-	metadata[metaSegment] = base64.RawURLEncoding.EncodeToString(described)
+	if metadata[metaSegment], err = renderMetadata(m, described); err != nil {
+		return err
+	}
 	head, err := s.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &s.bucket, Key: &key})
 	switch {
 	case err == nil && aws.ToInt64(head.ContentLength) == m.ByteLength:
@@ -606,6 +609,18 @@ func renderDescription(m Meta) ([]byte, error) {
 		return nil, fmt.Errorf("describing the object: %w", err)
 	}
 	return text, nil
+}
+
+// renderMetadata renders a description as the metadata of an object: without its cursors, which
+// opening it does not need, where they are too long for that.
+func renderMetadata(m Meta, described []byte) (_ string, err error) {
+	if base64.RawURLEncoding.EncodedLen(len(described)) > s3Described {
+		m.RowCursor, m.NextRowCursor = nil, nil
+		if described, err = renderDescription(m); err != nil {
+			return "", err
+		}
+	}
+	return base64.RawURLEncoding.EncodeToString(described), nil
 }
 
 func parseDescription(text []byte, partition string) (Meta, error) {

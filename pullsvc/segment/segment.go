@@ -93,7 +93,8 @@ type Store interface {
 	// [ErrForbidden] or [ErrExpired]. The body is read in pieces and holds no connection
 	// of a pool in between, so a slow reader costs nothing; its Read fails with
 	// [ErrCutShort] when the segment goes away meanwhile. ctx covers the reading too. The
-	// caller closes the body.
+	// caller closes the body. Cursors of more than some hundred bytes may be missing in what
+	// is returned.
 	Open(ctx context.Context, r Ref) (Meta, io.ReadCloser, error)
 	// Find returns the segments of a key that have not expired: newest pin first, and
 	// those of a pin in the order of their pages, see [Sort]. Pages may be missing, or be

@@ -160,6 +160,25 @@ func TestStoreKeepsBytes(t *testing.T) {
 	})
 }
 
+// TestStoreOfTheLongestRowIDs: pages between rows whose ids and scope values are as long as the
+// database takes them are stored and found as any other; that they are opened needs no cursors.
+func TestStoreOfTheLongestRowIDs(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(t *testing.T, s segment.Store, clock *testClock) {
+		m := describe("body", "d")
+		m.Page, m.RowCount = 1, 5
+		m.RowCursor, m.NextRowCursor = new("600:"+strings.Repeat("\x01<ä", 650)), new("600:"+strings.Repeat("\x02>ö", 650))
+		put(t, s, m, "body")
+		m.ExpiresAt = clock.Now().Add(ttl).UnixMilli()
+		require.Equal(t, []segment.Meta{m}, find(t, s, m.Key))
+		got, body, err := s.Open(t.Context(), ref(m))
+		require.NoError(t, err)
+		require.NoError(t, body.Close())
+		got.RowCursor, got.NextRowCursor = m.RowCursor, m.NextRowCursor
+		require.Equal(t, m, got)
+	})
+}
+
 // TestStoreGrants: the same bytes are opened only with a digest they were stored under,
 // in the partition and the log epoch they were stored for.
 func TestStoreGrants(t *testing.T) {

@@ -70,12 +70,13 @@ select syncpg.sync_count_changes(
          p_from => @from_seq::bigint, p_limit => @max_changes::integer)::bigint as changes;
 
 -- PullRecordClient records what a pull left of its client and returns the actor the
--- client belongs to. Guarantees: nothing is written when that is another actor; a
--- NULL subscription list keeps the stored one. Locks: the client's row. A relaxed
--- one must be a transaction of its own.
+-- client belongs to. Guarantees: nothing is written when that is another actor, nor when the
+-- pull was of another log epoch (SQLSTATE SY006); a NULL subscription list keeps the stored
+-- one. Locks: the client's row; the partition's registry row FOR KEY SHARE for a new client.
+-- A relaxed one must be a transaction of its own.
 -- name: PullRecordClient :one
 select syncpg.sync_record_client(
-         p_partition => @partition::text, p_client_id => @client_id::text, p_actor_id => @actor_id::text,
+         p_partition => @partition::text, p_log_epoch => @log_epoch::text, p_client_id => @client_id::text, p_actor_id => @actor_id::text,
          p_wire_version => @wire_version::smallint, p_cursor => sqlc.narg(cursor)::bigint,
          p_subscriptions => sqlc.narg(subscriptions)::text, p_now => @now::bigint,
          p_relaxed => @relaxed::boolean)::text as actor_id;
