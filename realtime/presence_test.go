@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -149,6 +150,21 @@ func TestThePresenceOfAClientIsOne(t *testing.T) {
 	b.nothing(w)
 	second.close()
 	b.expect(`leave org:o1 a/a `)
+}
+
+// TestWhatIsHeldBackOfAClientThatCameBack on another connection is older than what it
+// published there (§8.6.1, §8.6.4).
+func TestWhatIsHeldBackOfAClientThatCameBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{PresenceInterval: time.Second})
+	b := w.on("b", "o1")
+	first, second := w.on("a", "o1"), w.on("a", "o1")
+	first.present("org:o1", `{"n":1}`)
+	first.present("org:o1", `{"n":2}`)
+	second.present("org:o1", `{"n":3}`)
+	b.expect(`join org:o1 a/a {"n":1}`, `update org:o1 a/a {"n":3}`)
+	w.hub.ReleasePresence()
+	b.nothing(w)
 }
 
 // TestPresenceOfOtherProcesses.
