@@ -143,7 +143,7 @@ func (h *Hub) Stop(ctx context.Context) error {
 	case serving:
 	case stopped:
 		h.mu.Unlock()
-		return h.stopTransport(ctx) // when it failed before
+		return errors.Join(h.acks.flush(ctx), h.stopTransport(ctx)) // which may have failed before
 	default:
 		h.mu.Unlock()
 		return nil
