@@ -427,6 +427,31 @@ func TestWhatARoundDoesNotRegister(t *testing.T) {
 	}
 }
 
+// TestARoundThatOnlyPushesLeavesRegistrations, and what they have been given (§8.7).
+func TestARoundThatOnlyPushesLeavesRegistrations(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{})
+	a := w.on("a", "o1")
+	request, err := ssp2.DecodeRequest(pullRequest("a"))
+	require.NoError(t, err)
+	request.Pull = nil
+	request.Commits = []ssp2.PushCommit{{ClientCommitID: "c", Operations: []ssp2.Operation{{Table: "docs", RowID: "d", Op: ssp2.OpDelete}}}}
+	pushes, err := ssp2.AppendMessage(nil, request.Message())
+	require.NoError(t, err)
+	w.engine.run = pulls(0)
+	a.chunk(pushes)
+	a.response()
+	w.commit(change("d1", "o1", "f"))
+	a.expect("delta s:1[d1]>1")
+
+	w.becomes(1)
+	a.expect("wake reset-required 1")
+	a.chunk(pushes)
+	a.response()
+	w.commit(change("d2", "o1", "f"))
+	a.expect("wake catchup-required 2") // it pulled nothing of the log that there is now
+}
+
 // TestARoundWhosePullIsBehindIsTold: commits that were offered before the subscription was
 // registered, and that its pull has not brought, are a wake-up; others are nothing.
 func TestARoundWhosePullIsBehindIsTold(t *testing.T) {
