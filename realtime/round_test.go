@@ -26,6 +26,16 @@ func pulls(next int64) runner {
 	}
 }
 
+// pushes answers every round as a push that became a commit, and a pull that brings it.
+func pushes(seq int64) runner {
+	return func(_ context.Context, _ round.Identity, req *ssp2.Request, w round.Writer) error {
+		result := &ssp2.PushResult{
+			ClientCommitID: "c", Status: ssp2.PushApplied, CommitSeq: &seq, Results: []ssp2.OpResult{{Status: ssp2.OpApplied}},
+		}
+		return answer(w, req.WireVersion, append([]ssp2.Frame{result}, pulled(req, seq)...)...)
+	}
+}
+
 // held is a round that waits, for a test to do something meanwhile.
 type held struct {
 	began, goOn chan struct{}
@@ -295,19 +305,11 @@ func TestNoDeltaDuringARound(t *testing.T) {
 // TestCommitsOfARoundAreDuringIt, whenever they arrive here.
 func TestCommitsOfARoundAreDuringIt(t *testing.T) {
 	t.Parallel()
-	push := func(seq int64) runner {
-		return func(_ context.Context, _ round.Identity, req *ssp2.Request, w round.Writer) error {
-			result := &ssp2.PushResult{
-				ClientCommitID: "c", Status: ssp2.PushApplied, CommitSeq: &seq, Results: []ssp2.OpResult{{Status: ssp2.OpApplied}},
-			}
-			return answer(w, req.WireVersion, append([]ssp2.Frame{result}, pulled(req, seq)...)...)
-		}
-	}
 	t.Run("before the acknowledgement", func(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t, realtime.Options{})
 		w.record("a", "ada", 0, orgSub("o1"))
-		w.engine.run = push(1)
+		w.engine.run = pushes(1)
 		a := w.connect("a", "ada")
 		a.chunk(pullRequest("a", orgSub("o1")))
 		a.response()
@@ -321,7 +323,7 @@ func TestCommitsOfARoundAreDuringIt(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t, realtime.Options{})
 		w.record("a", "ada", 0, orgSub("o1"))
-		w.engine.run = push(1)
+		w.engine.run = pushes(1)
 		a := w.connect("a", "ada")
 		a.chunk(pullRequest("a", orgSub("o1")))
 		a.response()
@@ -337,7 +339,7 @@ func TestCommitsOfARoundAreDuringIt(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t, realtime.Options{})
 		w.record("a", "ada", 0, orgSub("o1"))
-		w.engine.run = push(1)
+		w.engine.run = pushes(1)
 		a := w.connect("a", "ada")
 		a.chunk(pullRequest("a", orgSub("o1")))
 		a.response()
@@ -436,20 +438,21 @@ func TestARoundThatOnlyPushesLeavesRegistrations(t *testing.T) {
 	require.NoError(t, err)
 	request.Pull = nil
 	request.Commits = []ssp2.PushCommit{{ClientCommitID: "c", Operations: []ssp2.Operation{{Table: "docs", RowID: "d", Op: ssp2.OpDelete}}}}
-	pushes, err := ssp2.AppendMessage(nil, request.Message())
+	push, err := ssp2.AppendMessage(nil, request.Message())
 	require.NoError(t, err)
 	w.engine.run = pulls(0)
-	a.chunk(pushes)
+	a.chunk(push)
 	a.response()
 	w.commit(change("d1", "o1", "f"))
 	a.expect("delta s:1[d1]>1")
 
 	w.becomes(1)
 	a.expect("wake reset-required 1")
-	a.chunk(pushes)
+	a.chunk(push)
 	a.response()
+	a.ack(1) // of whichever log: it pulled nothing of the one there is now
 	w.commit(change("d2", "o1", "f"))
-	a.expect("wake catchup-required 2") // it pulled nothing of the log that there is now
+	a.expect("wake catchup-required 2")
 }
 
 // TestARoundWhosePullIsBehindIsTold: commits that were offered before the subscription was

@@ -132,8 +132,8 @@ func (f *fakeFan) Stop(ctx context.Context) error {
 	return err
 }
 
-func (*fakeFan) Committed(string, int64)     {}
-func (*fakeFan) Look()                       {}
+func (*fakeFan) Committed(string, int64) {}
+func (*fakeFan) Look()                   {}
 
 func (f *fakeFan) Watch(_ context.Context, partition string) (int64, error) {
 	f.mu.Lock()
