@@ -61,9 +61,7 @@ func (c *conn) publish(m *ssp2.PresencePublish) {
 	case len(m.Doc) > h.cfg.MaxPresenceBytes:
 		c.refuse(m.ScopeKey, ssp2.PresenceTooLarge)
 	case m.Doc == nil:
-		if held, ok := c.held[m.ScopeKey]; ok {
-			c.held[m.ScopeKey] = heldBack{last: held.last} // the next document waits nevertheless
-		}
+		delete(c.held, m.ScopeKey)
 		h.leavePresence(p, c, m.ScopeKey)
 	case h.cfg.PresenceInterval > 0 && c.holdBack(m):
 	default:
@@ -129,9 +127,6 @@ func (h *Hub) releaseHeld(c *conn) {
 	defer c.p.mu.Unlock()
 	for key, held := range c.held {
 		if !held.waiting {
-			if h.nowMs()-held.last >= h.cfg.PresenceInterval.Milliseconds() {
-				delete(c.held, key)
-			}
 			continue
 		}
 		c.held[key] = heldBack{last: h.nowMs()}

@@ -277,6 +277,26 @@ func TestOneRoundInFlight(t *testing.T) {
 	require.Equal(t, websocket.StatusPolicyViolation, a.ended())
 }
 
+// TestTextsInterleaveWithARound: what is no delta goes both ways while a response is under
+// way (§8.7).
+func TestTextsInterleaveWithARound(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{})
+	a, b := w.on("a", "o1"), w.on("b", "o1")
+	held, run := hold(pulls(0))
+	w.engine.run = run
+	a.chunk(pullRequest("a", orgSub("o1")))
+	<-held.began
+	a.present("org:o1", `{}`)
+	b.expect(`join org:o1 a/a {}`)
+	b.present("org:o1", `{}`)
+	a.expect(`join org:o1 b/b {}`)
+	close(held.goOn)
+	_, others := a.response()
+	require.Empty(t, others, "the round changes nothing about it")
+	b.nothing(w)
+}
+
 // TestNoDeltaDuringARound: a commit that lands while a round is in flight is a wake-up,
 // and deltas go on with the acknowledgement behind it (§8.7).
 func TestNoDeltaDuringARound(t *testing.T) {

@@ -286,9 +286,6 @@ func (w *watched) open() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.closed = false
-	if len(w.queue) > 0 {
-		w.signal()
-	}
 }
 
 // close forgets all partitions. No reader runs.
