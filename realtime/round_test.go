@@ -371,6 +371,22 @@ func TestCommitsOfARoundAreDuringIt(t *testing.T) {
 	})
 }
 
+// TestWhatAPullBroughtIsNoNews, when it arrives here behind the round and before the
+// acknowledgement.
+func TestWhatAPullBroughtIsNoNews(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{})
+	w.engine.run = pulls(2)
+	a := w.connect("a", "ada")
+	a.chunk(pullRequest("a", orgSub("o1")))
+	a.response()
+	w.commit(change("d1", "o1", "f"))
+	w.commit(change("d2", "o1", "f"))
+	a.nothing(w)
+	w.commit(change("d3", "o1", "f"))
+	a.expect("delta s:3[d3]>3")
+}
+
 // TestARoundRegisters: what it pulled is what its connection gets deltas of, at once (§8.7).
 func TestARoundRegisters(t *testing.T) {
 	t.Parallel()
