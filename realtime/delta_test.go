@@ -355,3 +355,39 @@ func TestBufferedDeltasAreBounded(t *testing.T) {
 	_, _, _, queued := w.hub.Counts()
 	require.LessOrEqual(t, queued, 3, "two deltas and a wake-up")
 }
+
+// TestWhatIsWrittenTakesNoRoom of the bound, and one delta always fits.
+func TestWhatIsWrittenTakesNoRoom(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{MaxBufferedBytes: 1000})
+	a := w.on("a", "o1")
+	row := change("d", "o1", "f")
+	for size := range int64(4) {
+		row.Payload = make([]byte, 400*size)
+		seq := w.commit(row)
+		a.expect(fmt.Sprintf("delta s:%d[d]>%d", seq, seq))
+	}
+}
+
+// TestManyScopeValues: whatever a subscription is filed under, a change is of it only if every
+// variable has the value of the change (§3.2).
+func TestManyScopeValues(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{})
+	var orgs, folders []string
+	for i := range 40 { // together more than are filed
+		orgs, folders = append(orgs, fmt.Sprintf("o%02d", i)), append(folders, fmt.Sprintf("f%02d", i))
+	}
+	many := sub{"s", "docs", ssp2.ScopeMap{"org": orgs, "folder": folders}}
+	w.record("a", "ada", 0, many)
+	a := w.connect("a", "ada")
+	w.commit(change("d1", "o01", "elsewhere"), change("d2", "elsewhere", "f01"))
+	a.nothing(w)
+	w.engine.run = pulls(0)
+	b := w.connect("b", "bob")
+	b.chunk(pullRequest("b", many))
+	b.response()
+	w.commit(change("d3", "o39", "f39"), change("d4", "o01", "elsewhere"))
+	a.expect("delta s:2[d3]>2")
+	b.expect("delta s:2[d3]>2") // it missed nothing before
+}

@@ -216,7 +216,20 @@ func TestPresenceOfOtherProcesses(t *testing.T) {
 	a.expect(`leave org:o1 far/x `)
 	w.hub.Presence(there("i2", ""))
 	a.nothing(w)
+
+	// The partition is kept for the presence in it, and what is committed meanwhile is not heard.
+	w.hub.Presence(there("i2", `{"n":4}`))
+	a.expect(`join org:o1 far/x {"n":4}`)
 	a.close()
+	w.settleAt(0)
+	w.fan.seqs["acme"] = 5
+	w.record("b", "b", 5, orgSub("o1"))
+	b := w.connect("b", "b")
+	b.expect(`join org:o1 far/x {"n":4}`)
+	w.commit(change("d", "o1", "f"))
+	b.expect("delta s:6[d]>6")
+	w.hub.Presence(there("i2", ""))
+	b.close()
 	w.settleAt(0)
 	_, partitions, _, _ := w.hub.Counts()
 	require.Zero(t, partitions, "nothing is kept of who left")

@@ -411,6 +411,8 @@ func TestARoundRegisters(t *testing.T) {
 	a.response()
 	w.commit(change("d4", "o2", "f"))
 	a.nothing(w)
+	_, _, groups, _ := w.hub.Counts()
+	require.Zero(t, groups, "nothing is kept of what it was registered on")
 }
 
 // TestWhatARoundDoesNotRegister.
