@@ -265,7 +265,7 @@ func TestCommitsOfAnotherSchemaVersionAreNotGiven(t *testing.T) {
 	b := setup(t)
 	b.exec(t, `insert into syncpg.sync_schema_meta (schema_version, layout, index_signatures, functions_digest, installed_at_ms) values (2, '', '{}', '', 0)`)
 	b.commit(t, "p1", one("1"))
-	old := b.start(t, pollOnly, func(c *fanout.Config) { c.SchemaVersion = 1 })
+	old := b.start(t, pollOnly, func(c *fanout.Config) { c.SchemaVersion, c.Readers = 1, 1 })
 	current := b.start(t, pollOnly, func(c *fanout.Config) { c.SchemaVersion = 2 })
 	for _, a := range []*instance{old, current} {
 		require.EqualValues(t, 1, a.watch(t, "p1")) // the older one began to watch when it was too late
@@ -278,6 +278,11 @@ func TestCommitsOfAnotherSchemaVersionAreNotGiven(t *testing.T) {
 			a.sink.reaches(t, "p1", seq)
 		}
 	}
+	tick(t, old.poll) // leads to nothing, behind which p2 is read
+	old.watch(t, "p2")
+	old.Committed("p2", b.commit(t, "p2", one("x")))
+	tick(t, old.poll)
+	old.sink.reaches(t, "p2", 1)
 	require.Equal(t, []call{{Kind: "reset", Partition: "p1", Seq: 2}, {Kind: "reset", Partition: "p1", Seq: 3}}, old.sink.of("p1"))
 	require.EqualValues(t, 2, requireWhole(t, current.sink.of("p1"), 1, 3))
 }
