@@ -236,6 +236,8 @@ func TestLostCommitsAreAWakeUp(t *testing.T) {
 	a.ack(21)
 	w.commit(change("d", "o1", "f"))
 	a.expect("delta s:22[d]>22")
+	w.hub.Lost("acme", 21) // read before the newest was
+	a.nothing(w)
 	b.nothing(w) // it registered nothing that could be lost
 }
 

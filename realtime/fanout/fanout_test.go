@@ -116,6 +116,20 @@ func TestWatchIsCounted(t *testing.T) {
 	require.EqualValues(t, 3, calls[1].From)
 }
 
+func TestAWatchThatFailsLeavesNothing(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	a := b.start(t, pollOnly)
+	given, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := a.Watch(given, "p1")
+	require.ErrorIs(t, err, context.Canceled)
+	require.Zero(t, a.Watched())
+	require.EqualValues(t, 0, a.watch(t, "p1"), "the next one finds out by itself")
+	a.Committed("p1", b.commit(t, "p1", one("x")))
+	a.sink.reaches(t, "p1", 1)
+}
+
 // TestACommitWhileWatchLooksIsNotMissed holds the commit until Watch has its snapshot, and
 // tells of it before Watch returns.
 func TestACommitWhileWatchLooksIsNotMissed(t *testing.T) {
