@@ -139,6 +139,19 @@ func TestAClientThatReadsNoRefusals(t *testing.T) {
 	require.Fail(t, "40 MiB of refusals wait for it")
 }
 
+// TestAClientThatReadsItsRefusalsStays, however many there are.
+func TestAClientThatReadsItsRefusalsStays(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{})
+	a := w.on("a", "o1")
+	key := "org:" + strings.Repeat("x", 60<<10)
+	for range 20 { // more than may wait
+		a.present(key, `{}`)
+		require.Equal(t, "refused "+key+" presence.forbidden", a.next().String())
+	}
+	a.nothing(w)
+}
+
 // TestStopWhileAClientIsBeingConnected waits no longer than its context says, whatever the
 // database does.
 func TestStopWhileAClientIsBeingConnected(t *testing.T) {
