@@ -56,6 +56,7 @@ func TestAWriteThatFailsBringsNothingBack(t *testing.T) {
 			flushed := make(chan error, 1)
 			go func() { flushed <- a.flush(t.Context()) }()
 			<-s.began
+			a.note(other, "actor", 9)
 			wait := test.giveUp(a)
 			s.fail <- struct{}{}
 			require.Error(t, <-flushed)
@@ -67,6 +68,8 @@ func TestAWriteThatFailsBringsNothingBack(t *testing.T) {
 				}
 			}
 			require.Equal(t, test.kept, kept)
+			newest, _ := a.newest(other, "actor")
+			require.EqualValues(t, 9, newest)
 		})
 	}
 }

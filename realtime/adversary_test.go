@@ -70,6 +70,27 @@ func TestACommitBetweenWatchAndHello(t *testing.T) {
 		a.nothing(w)
 		first.nothing(w)
 	})
+	t.Run("another client is connected already, and commits are on their way to it", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t, realtime.Options{})
+		first := w.on("first", "o1")
+		w.record("a", "ada", 0, orgSub("o1"))
+		row := w.store.clients["a"]
+		row.MaxCommitSeq = 2
+		w.store.clients["a"] = row
+		a, _, err := w.dial("a", "ada") //nolint:bodyclose // likewise
+		require.NoError(t, err)
+		a.expect("hello 0/2 true")
+		w.commit(change("d1", "o1", "f"))
+		first.expect("delta s:1[d1]>1")
+		a.expect("wake catchup-required 2")
+		a.ack(2) // it has pulled
+		w.commit(change("d2", "o1", "f"))
+		first.expect("delta s:2[d2]>2")
+		a.nothing(w)
+		w.commit(change("d3", "o1", "f"))
+		a.expect("delta s:3[d3]>3")
+	})
 }
 
 // TestAnAcknowledgementOfTheFuture does not keep deltas from a client, nor is it stored.
@@ -116,6 +137,19 @@ func TestAClientThatReadsNoRefusals(t *testing.T) {
 		}
 	}
 	require.Fail(t, "40 MiB of refusals wait for it")
+}
+
+// TestAClientThatReadsItsRefusalsStays, however many there are.
+func TestAClientThatReadsItsRefusalsStays(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{})
+	a := w.on("a", "o1")
+	key := "org:" + strings.Repeat("x", 60<<10)
+	for range 20 { // more than may wait
+		a.present(key, `{}`)
+		require.Equal(t, "refused "+key+" presence.forbidden", a.next().String())
+	}
+	a.nothing(w)
 }
 
 // TestStopWhileAClientIsBeingConnected waits no longer than its context says, whatever the

@@ -1,6 +1,7 @@
 package realtime_test
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/syncpg/syncpg/realtime"
 	"github.com/syncpg/syncpg/realtime/fanout"
+	"github.com/syncpg/syncpg/round"
 	"github.com/syncpg/syncpg/ssp2"
 )
 
@@ -88,6 +90,75 @@ func TestOneEncodePerSetOfChanges(t *testing.T) {
 	}
 }
 
+// TestADeltaIsOfItsClientAlone: messages are shared by those who would get the same one, byte
+// for byte.
+func TestADeltaIsOfItsClientAlone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{})
+	w.engine.run = func(_ context.Context, _ round.Identity, req *ssp2.Request, out round.Writer) error {
+		version := int32(3)
+		header := &ssp2.ResponseHeader{LatestSchemaVersion: &version, LogEpoch: "epoch-2"}
+		b, err := ssp2.AppendMessage(nil, &ssp2.Message{
+			WireVersion: req.WireVersion, Kind: ssp2.KindResponse, Frames: append([]ssp2.Frame{header}, pulled(req, 0)...),
+		})
+		if err == nil {
+			_, err = out.Write(b)
+		}
+		return err
+	}
+	type device struct {
+		wire  ssp2.WireVersion
+		epoch string
+		id    string
+		org   string // besides o1
+	}
+	plain := device{ssp2.WireV2, "epoch-1", "s", "o2"}
+	devices := []device{plain, plain, plain, plain, plain}
+	devices[1].wire, devices[2].epoch, devices[3].id, devices[4].org = ssp2.WireV3, "epoch-2", "t", "o3"
+	var clients []*client
+	for i, d := range devices {
+		name, of := strconv.Itoa(i), sub{d.id, "docs", ssp2.ScopeMap{"org": {"o1", d.org}}}
+		w.record(name, "ada", 0, of)
+		row := w.store.clients[name]
+		row.WireVersion = int16(d.wire)
+		w.store.clients[name] = row
+		c := w.connect(name, "ada")
+		if d.epoch == "epoch-2" {
+			c.chunk(pullRequest(name, of))
+			c.response()
+		}
+		clients = append(clients, c)
+	}
+	w.commit(change("d", "o1", "f"))
+	for i, c := range clients {
+		m, err := ssp2.DecodeMessage(c.next().delta)
+		require.NoError(t, err)
+		header, _ := m.Frames[0].(*ssp2.ResponseHeader)
+		start, _ := m.Frames[1].(*ssp2.SubStart)
+		require.Equal(t, device{m.WireVersion, header.LogEpoch, start.ID, start.EffectiveScopes["org"][1]}, devices[i])
+	}
+}
+
+// TestASectionIsOfASubscriptionThatLacksIt: one whose pull has brought the commit, or that
+// bootstraps, has none (§8.2).
+func TestASectionIsOfASubscriptionThatLacksIt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{})
+	w.engine.run = func(_ context.Context, _ round.Identity, req *ssp2.Request, out round.Writer) error {
+		frames, more := pulled(req, 0), `{"asOfCommitSeq":0}`
+		frames[3] = &ssp2.SubEnd{NextCursor: 1}
+		frames[5] = &ssp2.SubEnd{NextCursor: 0, BootstrapState: &more}
+		return answer(out, req.WireVersion, frames...)
+	}
+	a := w.connect("a", "ada")
+	o1 := ssp2.ScopeMap{"org": {"o1"}}
+	a.chunk(pullRequest("a", sub{"behind", "docs", o1}, sub{"ahead", "docs", o1}, sub{"bootstraps", "docs", o1}))
+	a.response()
+	w.commit(change("d1", "o1", "f"))
+	w.commit(change("d2", "o1", "f"))
+	a.expect("delta behind:1[d1]>1", "delta behind:2[d2]>2 ahead:2[d2]>2")
+}
+
 // TestABehindClientIsWokenUntilItHasCaughtUp is §8.2: deltas are contiguous.
 func TestABehindClientIsWokenUntilItHasCaughtUp(t *testing.T) {
 	t.Parallel()
@@ -123,9 +194,12 @@ func TestTooManyUnacknowledgedDeltasAreAWakeUp(t *testing.T) {
 	a.ack(5)
 	w.commit(change("d", "o1", "f"))
 	a.expect("delta s:6[d]>6")
-	a.ack(6)
 	w.commit(change("d", "o1", "f"))
 	a.expect("delta s:7[d]>7")
+	a.ack(7)
+	w.commit(change("d", "o1", "f"))
+	w.commit(change("d", "o1", "f"))
+	a.expect("delta s:8[d]>8", "delta s:9[d]>9")
 }
 
 func TestADeltaThatIsTooLargeIsAWakeUp(t *testing.T) {
@@ -162,7 +236,22 @@ func TestLostCommitsAreAWakeUp(t *testing.T) {
 	a.ack(21)
 	w.commit(change("d", "o1", "f"))
 	a.expect("delta s:22[d]>22")
+	w.hub.Lost("acme", 21) // read before the newest was
+	a.nothing(w)
 	b.nothing(w) // it registered nothing that could be lost
+}
+
+// TestLostCommitsOfARoundThatIsBehind: what nobody knows of may be what its pull did not bring.
+func TestLostCommitsOfARoundThatIsBehind(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{})
+	w.engine.run = pulls(5)
+	a := w.connect("a", "ada")
+	w.commit(change("d", "elsewhere", "f"))
+	w.hub.Lost("acme", 20)
+	a.chunk(pullRequest("a", orgSub("o1")))
+	a.response()
+	a.expect("wake catchup-required 20")
 }
 
 // TestACommitComesOnce: what a fanout tells again changes nothing.
@@ -193,10 +282,19 @@ func TestRotatedEpochsAreForgotten(t *testing.T) {
 // one, only a round on this connection does.
 func TestAnotherLogIsAReset(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, realtime.Options{})
-	w.fan.seqs["acme"] = 9
-	w.record("a", "ada", 9, orgSub("o1"))
+	w := newWorld(t, realtime.Options{MaxUnacked: 1})
+	w.fan.seqs["acme"] = 8
+	w.record("a", "ada", 8, orgSub("o1"))
+	w.engine.run = pushes(9)
 	a := w.connect("a", "ada")
+	a.chunk(pullRequest("a", orgSub("o1")))
+	a.response()
+	w.fan.seqs["acme"] = 9
+	w.commit(change("d", "o1", "f"))
+	a.expect("wake catchup-required 10")
+	a.ack(10)
+	w.commit(change("d", "o1", "f"))
+	a.expect("delta s:11[d]>11")
 	w.hub.Reset("acme", 2)
 	w.fan.seqs["acme"] = 2
 	a.expect("wake reset-required 2")
@@ -206,15 +304,20 @@ func TestAnotherLogIsAReset(t *testing.T) {
 	w.engine.run = pulls(3)
 	a.chunk(pullRequest("a", orgSub("o1")))
 	a.response()
-	a.ack(3)
+	a.ack(9) // late
 	w.commit(change("d", "o1", "f"))
 	a.expect("delta s:4[d]>4")
 	w.settle()
 	w.store.mu.Lock()
-	defer w.store.mu.Unlock()
-	for _, write := range w.store.writes {
-		require.NotContains(t, write.Cursors, int64(9), "a cursor of the old log")
-	}
+	writes := w.store.writes
+	w.store.mu.Unlock()
+	require.Len(t, writes, 1)
+	require.Equal(t, []int64{3}, writes[0].Cursors, "nothing of the old log")
+
+	w.record("b", "bob", 4, orgSub("o1"))
+	b := w.connect("b", "bob")
+	require.False(t, b.hello.RequiresSync, "it has read the log there is")
+	b.nothing(w)
 }
 
 // TestTheBoundOfADelta is that of its message, up to a few bytes.
@@ -253,4 +356,40 @@ func TestBufferedDeltasAreBounded(t *testing.T) {
 	}
 	_, _, _, queued := w.hub.Counts()
 	require.LessOrEqual(t, queued, 3, "two deltas and a wake-up")
+}
+
+// TestWhatIsWrittenTakesNoRoom of the bound, and one delta always fits.
+func TestWhatIsWrittenTakesNoRoom(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{MaxBufferedBytes: 1000})
+	a := w.on("a", "o1")
+	row := change("d", "o1", "f")
+	for size := range int64(4) {
+		row.Payload = make([]byte, 400*size)
+		seq := w.commit(row)
+		a.expect(fmt.Sprintf("delta s:%d[d]>%d", seq, seq))
+	}
+}
+
+// TestManyScopeValues: whatever a subscription is filed under, a change is of it only if every
+// variable has the value of the change (§3.2).
+func TestManyScopeValues(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{})
+	var orgs, folders []string
+	for i := range 40 { // together more than are filed
+		orgs, folders = append(orgs, fmt.Sprintf("o%02d", i)), append(folders, fmt.Sprintf("f%02d", i))
+	}
+	many := sub{"s", "docs", ssp2.ScopeMap{"org": orgs, "folder": folders}}
+	w.record("a", "ada", 0, many)
+	a := w.connect("a", "ada")
+	w.commit(change("d1", "o01", "elsewhere"), change("d2", "elsewhere", "f01"))
+	a.nothing(w)
+	w.engine.run = pulls(0)
+	b := w.connect("b", "bob")
+	b.chunk(pullRequest("b", many))
+	b.response()
+	w.commit(change("d3", "o39", "f39"), change("d4", "o01", "elsewhere"))
+	a.expect("delta s:2[d3]>2")
+	b.expect("delta s:2[d3]>2") // it missed nothing before
 }

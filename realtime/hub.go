@@ -129,16 +129,22 @@ func (h *Hub) Start(ctx context.Context) error { //nolint:contextcheck // what i
 	return nil
 }
 
-// ackGrace is how long the last write of acknowledgements may take when the time to stop
-// is up.
-const ackGrace = 2 * time.Second
+// stopGrace is how long the last write of acknowledgements, and then what other processes are
+// told, may take when the time to stop is up.
+const stopGrace = 2 * time.Second
 
 // Stop lets rounds in flight finish, tells every client to pull, closes the connections
 // (1001) and returns when all is over. What is left when ctx ends is cut off; then the
-// error is that of ctx. Stopping a hub that is not started does nothing.
+// error is that of ctx. What failed is tried again by the next call. Stopping a hub that is
+// not started does nothing.
 func (h *Hub) Stop(ctx context.Context) error {
 	h.mu.Lock()
-	if h.state != serving {
+	switch h.state {
+	case serving:
+	case stopped:
+		h.mu.Unlock()
+		return errors.Join(h.acks.flush(ctx), h.stopTransport(ctx)) // which may have failed before
+	default:
 		h.mu.Unlock()
 		return nil
 	}
@@ -173,18 +179,23 @@ func (h *Hub) Stop(ctx context.Context) error {
 	h.cancel()
 	h.running.Wait()
 
-	flushing, cancel := context.WithTimeout(context.WithoutCancel(ctx), ackGrace)
-	defer cancel()
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) > ackGrace {
-		flushing = ctx
-	}
 	h.going.Store(false)
-	err := errors.Join(cut, h.acks.flush(flushing), h.stopTransport(ctx))
+	err := errors.Join(cut, atLast(ctx, h.acks.flush), atLast(ctx, h.stopTransport))
 	h.mu.Lock()
 	h.state = stopped
 	clear(h.partitions)
 	h.mu.Unlock()
 	return err
+}
+
+// atLast gives something the time that there is, and no less than stopGrace.
+func atLast(ctx context.Context, do func(context.Context) error) error {
+	if deadline, ok := ctx.Deadline(); ctx.Err() != nil || ok && time.Until(deadline) < stopGrace {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), stopGrace)
+		defer cancel()
+	}
+	return do(ctx)
 }
 
 // Disconnect ends the connections of an actor, in all processes that serve the database,

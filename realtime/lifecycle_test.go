@@ -304,6 +304,19 @@ func TestStopHasADeadline(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, w.hub.Stop(ctx), context.Canceled)
 	require.NotEqual(t, websocket.StatusNormalClosure, busy.ended())
+	require.False(t, w.fan.running, "there is time to tell other processes that nobody is left")
+	require.NoError(t, w.hub.Start(t.Context()))
+}
+
+// TestStopIsTriedAgain: a transport that did not stop would never start again.
+func TestStopIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{})
+	w.fan.stopErr = errors.New("away")
+	require.ErrorIs(t, w.hub.Stop(t.Context()), w.fan.stopErr)
+	w.fan.stopErr = nil
+	require.NoError(t, w.hub.Stop(t.Context()))
+	require.NoError(t, w.hub.Start(t.Context()))
 }
 
 // TestAClientThatIsGoneEndsItsRound: its context ends, and nothing is left of it.

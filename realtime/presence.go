@@ -142,6 +142,7 @@ func (h *Hub) setPresence(p *partition, c *conn, key string, doc []byte) {
 	d := &present{key: key, peer: who, doc: doc, owner: c}
 	if before := p.presence[key][who]; before != nil && before.owner != nil && before.owner != c {
 		delete(before.owner.presence, key)
+		delete(before.owner.held, key) // it is older
 	}
 	if c.presence == nil {
 		c.presence = map[string]*present{}

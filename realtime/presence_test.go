@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -37,11 +38,14 @@ func TestPresenceLifecycle(t *testing.T) {
 	w := newWorld(t, realtime.Options{})
 	a, b := w.on("a", "o1"), w.on("b", "o1", "o2")
 	a.present("org:o1", `{"x": 1}`)
+	b.expect(`join org:o1 a/a {"x": 1}`)
 	a.present("org:o1", `{"x":2}`)
+	b.expect(`update org:o1 a/a {"x":2}`)
 	a.present("org:o1", "")
+	b.expect(`leave org:o1 a/a `)
 	a.present("org:o1", "") // is not there
 	a.present("org:o1", `{}`)
-	b.expect(`join org:o1 a/a {"x": 1}`, `update org:o1 a/a {"x":2}`, `leave org:o1 a/a `, `join org:o1 a/a {}`)
+	b.expect(`join org:o1 a/a {}`)
 	b.present("org:o2", `{}`) // nobody else is on it
 	b.present("org:o1", `{"y":1}`)
 	a.expect(`join org:o1 b/b {"y":1}`)
@@ -140,15 +144,52 @@ func TestThePresenceOfAClientIsOne(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, realtime.Options{})
 	b := w.on("b", "o1")
-	first, second := w.on("a", "o1"), w.on("a", "o1")
+	first := w.on("a", "o1")
 	first.present("org:o1", `{"n":1}`)
 	b.expect(`join org:o1 a/a {"n":1}`)
+	second := w.on("a", "o1")
+	second.nothing(w) // it is no peer of itself
 	second.present("org:o1", `{"n":2}`)
 	b.expect(`update org:o1 a/a {"n":2}`)
 	first.close()
 	b.nothing(w)
-	second.close()
+	_ = second.ws.CloseNow() // clean or not
 	b.expect(`leave org:o1 a/a `)
+}
+
+// TestWhatIsHeldBackOfAClientThatCameBack on another connection is older than what it
+// published there (§8.6.1, §8.6.4).
+func TestWhatIsHeldBackOfAClientThatCameBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{PresenceInterval: time.Second})
+	b := w.on("b", "o1")
+	first, second := w.on("a", "o1"), w.on("a", "o1")
+	first.present("org:o1", `{"n":1}`)
+	b.expect(`join org:o1 a/a {"n":1}`)
+	first.present("org:o1", `{"n":2}`)
+	second.present("org:o1", `{"n":3}`)
+	b.expect(`update org:o1 a/a {"n":3}`)
+	w.hub.ReleasePresence()
+	b.nothing(w)
+}
+
+// TestWhatIsHeldBackForAKeyThatIsLost does not survive the loss (§8.6.3), though the key
+// comes back before the interval ends.
+func TestWhatIsHeldBackForAKeyThatIsLost(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{PresenceInterval: time.Second})
+	w.engine.run = pulls(0)
+	a, b := w.on("a", "o1"), w.on("b", "o1")
+	a.present("org:o1", `{"n":1}`)
+	b.expect(`join org:o1 a/a {"n":1}`)
+	a.present("org:o1", `{"n":2}`)
+	for _, org := range []string{"o2", "o1"} {
+		a.chunk(pullRequest("a", orgSub(org)))
+		a.response()
+	}
+	b.expect(`leave org:o1 a/a `)
+	w.hub.ReleasePresence()
+	b.nothing(w)
 }
 
 // TestPresenceOfOtherProcesses.
@@ -175,6 +216,23 @@ func TestPresenceOfOtherProcesses(t *testing.T) {
 	a.expect(`leave org:o1 far/x `)
 	w.hub.Presence(there("i2", ""))
 	a.nothing(w)
+
+	// The partition is kept for the presence in it, and what is committed meanwhile is not heard.
+	w.hub.Presence(there("i2", `{"n":4}`))
+	a.expect(`join org:o1 far/x {"n":4}`)
+	a.close()
+	w.settleAt(0)
+	w.fan.seqs["acme"] = 5
+	w.record("b", "b", 5, orgSub("o1"))
+	b := w.connect("b", "b")
+	b.expect(`join org:o1 far/x {"n":4}`)
+	w.commit(change("d", "o1", "f"))
+	b.expect("delta s:6[d]>6")
+	w.hub.Presence(there("i2", ""))
+	b.close()
+	w.settleAt(0)
+	_, partitions, _, _ := w.hub.Counts()
+	require.Zero(t, partitions, "nothing is kept of who left")
 }
 
 // TestThePresenceRateCap: peers see the newest document, at a bounded rate (§8.6.4).

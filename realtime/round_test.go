@@ -26,6 +26,16 @@ func pulls(next int64) runner {
 	}
 }
 
+// pushes answers every round as a push that became a commit, and a pull that brings it.
+func pushes(seq int64) runner {
+	return func(_ context.Context, _ round.Identity, req *ssp2.Request, w round.Writer) error {
+		result := &ssp2.PushResult{
+			ClientCommitID: "c", Status: ssp2.PushApplied, CommitSeq: &seq, Results: []ssp2.OpResult{{Status: ssp2.OpApplied}},
+		}
+		return answer(w, req.WireVersion, append([]ssp2.Frame{result}, pulled(req, seq)...)...)
+	}
+}
+
 // held is a round that waits, for a test to do something meanwhile.
 type held struct {
 	began, goOn chan struct{}
@@ -267,6 +277,26 @@ func TestOneRoundInFlight(t *testing.T) {
 	require.Equal(t, websocket.StatusPolicyViolation, a.ended())
 }
 
+// TestTextsInterleaveWithARound: what is no delta goes both ways while a response is under
+// way (§8.7).
+func TestTextsInterleaveWithARound(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{})
+	a, b := w.on("a", "o1"), w.on("b", "o1")
+	held, run := hold(pulls(0))
+	w.engine.run = run
+	a.chunk(pullRequest("a", orgSub("o1")))
+	<-held.began
+	a.present("org:o1", `{}`)
+	b.expect(`join org:o1 a/a {}`)
+	b.present("org:o1", `{}`)
+	a.expect(`join org:o1 b/b {}`)
+	close(held.goOn)
+	_, others := a.response()
+	require.Empty(t, others, "the round changes nothing about it")
+	b.nothing(w)
+}
+
 // TestNoDeltaDuringARound: a commit that lands while a round is in flight is a wake-up,
 // and deltas go on with the acknowledgement behind it (§8.7).
 func TestNoDeltaDuringARound(t *testing.T) {
@@ -295,19 +325,11 @@ func TestNoDeltaDuringARound(t *testing.T) {
 // TestCommitsOfARoundAreDuringIt, whenever they arrive here.
 func TestCommitsOfARoundAreDuringIt(t *testing.T) {
 	t.Parallel()
-	push := func(seq int64) runner {
-		return func(_ context.Context, _ round.Identity, req *ssp2.Request, w round.Writer) error {
-			result := &ssp2.PushResult{
-				ClientCommitID: "c", Status: ssp2.PushApplied, CommitSeq: &seq, Results: []ssp2.OpResult{{Status: ssp2.OpApplied}},
-			}
-			return answer(w, req.WireVersion, append([]ssp2.Frame{result}, pulled(req, seq)...)...)
-		}
-	}
 	t.Run("before the acknowledgement", func(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t, realtime.Options{})
 		w.record("a", "ada", 0, orgSub("o1"))
-		w.engine.run = push(1)
+		w.engine.run = pushes(1)
 		a := w.connect("a", "ada")
 		a.chunk(pullRequest("a", orgSub("o1")))
 		a.response()
@@ -321,7 +343,7 @@ func TestCommitsOfARoundAreDuringIt(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t, realtime.Options{})
 		w.record("a", "ada", 0, orgSub("o1"))
-		w.engine.run = push(1)
+		w.engine.run = pushes(1)
 		a := w.connect("a", "ada")
 		a.chunk(pullRequest("a", orgSub("o1")))
 		a.response()
@@ -337,7 +359,7 @@ func TestCommitsOfARoundAreDuringIt(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t, realtime.Options{})
 		w.record("a", "ada", 0, orgSub("o1"))
-		w.engine.run = push(1)
+		w.engine.run = pushes(1)
 		a := w.connect("a", "ada")
 		a.chunk(pullRequest("a", orgSub("o1")))
 		a.response()
@@ -347,6 +369,22 @@ func TestCommitsOfARoundAreDuringIt(t *testing.T) {
 		w.commit(change("d2", "o1", "f"))
 		a.expect("delta s:2[d2]>2")
 	})
+}
+
+// TestWhatAPullBroughtIsNoNews, when it arrives here behind the round and before the
+// acknowledgement.
+func TestWhatAPullBroughtIsNoNews(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{})
+	w.engine.run = pulls(2)
+	a := w.connect("a", "ada")
+	a.chunk(pullRequest("a", orgSub("o1")))
+	a.response()
+	w.commit(change("d1", "o1", "f"))
+	w.commit(change("d2", "o1", "f"))
+	a.nothing(w)
+	w.commit(change("d3", "o1", "f"))
+	a.expect("delta s:3[d3]>3")
 }
 
 // TestARoundRegisters: what it pulled is what its connection gets deltas of, at once (§8.7).
@@ -373,6 +411,8 @@ func TestARoundRegisters(t *testing.T) {
 	a.response()
 	w.commit(change("d4", "o2", "f"))
 	a.nothing(w)
+	_, _, groups, _ := w.hub.Counts()
+	require.Zero(t, groups, "nothing is kept of what it was registered on")
 }
 
 // TestWhatARoundDoesNotRegister.
@@ -425,6 +465,32 @@ func TestWhatARoundDoesNotRegister(t *testing.T) {
 			a.nothing(w)
 		})
 	}
+}
+
+// TestARoundThatOnlyPushesLeavesRegistrations, and what they have been given (§8.7).
+func TestARoundThatOnlyPushesLeavesRegistrations(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, realtime.Options{})
+	a := w.on("a", "o1")
+	request, err := ssp2.DecodeRequest(pullRequest("a"))
+	require.NoError(t, err)
+	request.Pull = nil
+	request.Commits = []ssp2.PushCommit{{ClientCommitID: "c", Operations: []ssp2.Operation{{Table: "docs", RowID: "d", Op: ssp2.OpDelete}}}}
+	push, err := ssp2.AppendMessage(nil, request.Message())
+	require.NoError(t, err)
+	w.engine.run = pulls(0)
+	a.chunk(push)
+	a.response()
+	w.commit(change("d1", "o1", "f"))
+	a.expect("delta s:1[d1]>1")
+
+	w.becomes(1)
+	a.expect("wake reset-required 1")
+	a.chunk(push)
+	a.response()
+	a.ack(1) // of whichever log: it pulled nothing of the one there is now
+	w.commit(change("d2", "o1", "f"))
+	a.expect("wake catchup-required 2")
 }
 
 // TestARoundWhosePullIsBehindIsTold: commits that were offered before the subscription was

@@ -110,12 +110,30 @@ type fakeFan struct {
 	published []string
 	notices   []fanout.Notice
 	watchErr  error
+	stopErr   error
+	running   bool
 }
 
-func (*fakeFan) Start(context.Context) error { return nil }
-func (*fakeFan) Stop(context.Context) error  { return nil }
-func (*fakeFan) Committed(string, int64)     {}
-func (*fakeFan) Look()                       {}
+func (f *fakeFan) Start(context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.running {
+		return fanout.ErrStarted
+	}
+	f.running = true
+	return nil
+}
+
+func (f *fakeFan) Stop(ctx context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	err := errors.Join(ctx.Err(), f.stopErr)
+	f.running = f.running && err != nil
+	return err
+}
+
+func (*fakeFan) Committed(string, int64) {}
+func (*fakeFan) Look()                   {}
 
 func (f *fakeFan) Watch(_ context.Context, partition string) (int64, error) {
 	f.mu.Lock()

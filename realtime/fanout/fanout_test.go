@@ -116,6 +116,20 @@ func TestWatchIsCounted(t *testing.T) {
 	require.EqualValues(t, 3, calls[1].From)
 }
 
+func TestAWatchThatFailsLeavesNothing(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	a := b.start(t, pollOnly)
+	given, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := a.Watch(given, "p1")
+	require.ErrorIs(t, err, context.Canceled)
+	require.Zero(t, a.Watched())
+	require.EqualValues(t, 0, a.watch(t, "p1"), "the next one finds out by itself")
+	a.Committed("p1", b.commit(t, "p1", one("x")))
+	a.sink.reaches(t, "p1", 1)
+}
+
 // TestACommitWhileWatchLooksIsNotMissed holds the commit until Watch has its snapshot, and
 // tells of it before Watch returns.
 func TestACommitWhileWatchLooksIsNotMissed(t *testing.T) {
@@ -265,7 +279,7 @@ func TestCommitsOfAnotherSchemaVersionAreNotGiven(t *testing.T) {
 	b := setup(t)
 	b.exec(t, `insert into syncpg.sync_schema_meta (schema_version, layout, index_signatures, functions_digest, installed_at_ms) values (2, '', '{}', '', 0)`)
 	b.commit(t, "p1", one("1"))
-	old := b.start(t, pollOnly, func(c *fanout.Config) { c.SchemaVersion = 1 })
+	old := b.start(t, pollOnly, func(c *fanout.Config) { c.SchemaVersion, c.Readers = 1, 1 })
 	current := b.start(t, pollOnly, func(c *fanout.Config) { c.SchemaVersion = 2 })
 	for _, a := range []*instance{old, current} {
 		require.EqualValues(t, 1, a.watch(t, "p1")) // the older one began to watch when it was too late
@@ -278,6 +292,11 @@ func TestCommitsOfAnotherSchemaVersionAreNotGiven(t *testing.T) {
 			a.sink.reaches(t, "p1", seq)
 		}
 	}
+	tick(t, old.poll) // leads to nothing, behind which p2 is read
+	old.watch(t, "p2")
+	old.Committed("p2", b.commit(t, "p2", one("x")))
+	tick(t, old.poll)
+	old.sink.reaches(t, "p2", 1)
 	require.Equal(t, []call{{Kind: "reset", Partition: "p1", Seq: 2}, {Kind: "reset", Partition: "p1", Seq: 3}}, old.sink.of("p1"))
 	require.EqualValues(t, 2, requireWhole(t, current.sink.of("p1"), 1, 3))
 }

@@ -35,10 +35,19 @@ func TestNoticesAreBounded(t *testing.T) {
 	require.Len(t, f.outbox.tell, maxNotices)
 	require.Len(t, f.outbox.remembered, 10, "those, and not what is about clients")
 
+	for more := true; more; {
+		_, more = f.outbox.take()
+	}
+	for i := range maxNotices {
+		f.Notify(Notice{Partition: "acme", Actor: strconv.Itoa(i)})
+	}
+	require.Len(t, f.outbox.remembered, maxNotices, "the newest")
+	require.Equal(t, "0", f.outbox.remembered[0].Actor)
+
 	for range rememberBeats - 1 {
 		f.outbox.beat()
 	}
-	require.Len(t, f.outbox.remembered, 10)
+	require.Len(t, f.outbox.remembered, maxNotices)
 	f.outbox.beat()
 	require.Empty(t, f.outbox.remembered)
 }
@@ -73,6 +82,41 @@ func TestNoticesAreToldOnceAndAgainToWhoAsks(t *testing.T) {
 	a.out.outbox.asked()
 	send(false)
 	require.Equal(t, []string{"1", "1", "3", "2", "3", "4"}, h.actors, "what came out of order comes again in order")
+	a.out.Notify(Notice{Partition: "acme", Actor: "5"})
+	a.out.Notify(Notice{Partition: "acme", Client: "c"}) // of no actor, and not remembered
+	a.out.outbox.asked()
+	send(false)
+	require.Equal(t, []string{"5", ""}, h.actors[6:], "in order, whatever is remembered of it")
+}
+
+// TestWhatDoesNotFitIntoAMessageComesWithTheNext, without anything that would lead to one.
+func TestWhatDoesNotFitIntoAMessageComesWithTheNext(t *testing.T) {
+	t.Parallel()
+	const many = 3 * maxMessageBytes / 10_000
+	long := strings.Repeat("x", 10_000)
+	h := &heard{}
+	for what, tell := range map[string]func(f *Fanout, i int){
+		"notices": func(f *Fanout, i int) { f.Notify(Notice{Partition: "acme", Actor: long + strconv.Itoa(i)}) },
+		"presence": func(f *Fanout, i int) {
+			f.PublishPresence(PresenceKey{Partition: "acme", ScopeKey: "k", ClientID: strconv.Itoa(i)}, []byte(`{"x":"`+long+`"}`))
+		},
+	} {
+		a, b := newNode(t, "a"), newNode(t, "b")
+		b.view.Sink = h
+		a.out.PublishPresence(PresenceKey{Partition: "acme", ScopeKey: "k", ClientID: "first"}, []byte(`{}`))
+		a.out.outbox.asked()
+		for _, payload := range a.sent(t) {
+			b.receives(t, payload)
+		}
+		for i := range many {
+			tell(a.out, i)
+		}
+		for _, payload := range a.sent(t) {
+			b.receives(t, payload)
+		}
+		require.Equal(t, many, len(h.actors)+len(b.view.docs)-1, what)
+		h.actors = nil
+	}
 }
 
 // TestAnOlderProcessToleratesNotices: it knows the field of a message as little as it knows

@@ -71,6 +71,13 @@ func (ps *peers) disconnected() {
 	ps.listening = false
 }
 
+// close forgets what the sink was told, which it forgets as well.
+func (ps *peers) close() {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	clear(ps.byInstance)
+}
+
 // beat counts a missing beat of every process, and lets those leave that miss too many.
 func (ps *peers) beat() {
 	ps.mu.Lock()

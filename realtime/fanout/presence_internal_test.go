@@ -151,6 +151,44 @@ func TestPresenceConverges(t *testing.T) {
 	})
 }
 
+// TestWhatAProcessMissesItAsksFor, once per beat until it is answered.
+func TestWhatAProcessMissesItAsksFor(t *testing.T) {
+	t.Parallel()
+	v := &view{t: t, docs: map[string]string{}, Sink: silent{}}
+	asked := 0
+	ps := newPeers("me", v, func(string) { asked++ })
+	asks := func(want int, what string, notification func() error) {
+		t.Helper()
+		asked = 0
+		require.NoError(t, notification())
+		require.Equal(t, want, asked, what)
+	}
+	piece := func(text string) func() error { return func() error { return ps.onPiece(text) } }
+	beat := func(text string) func() error { return func() error { return ps.onBeat(text) } }
+	asks(1, "it connects", func() error { ps.connected(); return nil })
+	asks(0, "half of what there is", piece(`x 1 1 2 {"begin":true,"end":true,"entries":[`))
+	asks(1, "the other half of something else", piece(`x 2 2 2 {"p":"p","s":"k","a":"a","c":"c","v":1,"d":{}}]}`))
+	require.Empty(t, v.docs)
+	asks(0, "it has asked", beat("x 2"))
+	ps.beat()
+	asks(1, "nobody answered", beat("x 2"))
+	asks(0, "the answer", piece(`x 3 1 1 {"begin":true,"end":true,"entries":[{"p":"p","s":"k","a":"a","c":"c","v":1,"d":{}}]}`))
+	require.Equal(t, map[string]string{"x/c": "{}"}, v.docs)
+	asks(0, "all is known", beat("x 3"))
+	asks(0, "it was sent twice", piece(`x 3 1 1 {"entries":[]}`))
+	asks(1, "a message is missing", beat("x 4"))
+
+	ps.disconnected()
+	for range 2 * maxMissed {
+		ps.beat()
+	}
+	require.NotEmpty(t, v.docs, "who does not listen does not miss beats")
+	asks(1, "it connects again", func() error { ps.connected(); return nil })
+	ps.beat()
+	asks(1, "nobody answered", beat("x 3"))
+	require.Error(t, ps.onPiece("x 5 1 1025 {"), "too many pieces")
+}
+
 func TestCommitPayloadsAreBounded(t *testing.T) {
 	t.Parallel()
 	var pairs []pair

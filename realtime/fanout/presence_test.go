@@ -133,6 +133,19 @@ func TestAProcessThatStopsTakesItsClientsAlong(t *testing.T) {
 	c.sink.sees(t, map[string]string{})
 }
 
+func TestAProcessThatStartsAgainIsToldAnew(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	a, c := b.start(t), b.start(t)
+	b.listening(t, 2)
+	a.PublishPresence(key("team:red", "phone"), []byte(`{}`))
+	c.sink.sees(t, map[string]string{"team:red/phone": `{}`})
+	c.stop(t)
+	require.NoError(t, c.Start(t.Context()))
+	c.sink.until(t, "presence once more", func() bool { return len(c.sink.presence) == 2 })
+	require.Equal(t, map[string]string{"team:red/phone": `{}`}, c.sink.now())
+}
+
 func TestTheClientsOfAProcessThatIsSilentLeave(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -118,7 +118,7 @@ func (f *Fanout) readNews(ctx context.Context, params db.RealtimeReadNewsParams)
 // whether there is more.
 func (f *Fanout) deliver(ctx context.Context, p *partition, n *news) (more bool) {
 	if !f.watched.wanted(p) {
-		return false
+		return true // for who begins to watch it before it is given back
 	}
 	epoch, schema := p.epoch, p.schema
 	f.watched.identify(p, n.epoch, n.schema)

@@ -21,7 +21,6 @@ type partition struct {
 	at     int64  // the sink was given everything up to here
 	epoch  string // of the log that at belongs to; "" when there was none
 	schema int32  // version installed; 0 when there was none
-	known  int64  // the newest commit that was told of
 
 	queued bool // to be read
 	held   bool // a reader holds it
@@ -42,8 +41,8 @@ func newWatched() watched {
 	return watched{byName: map[string]*partition{}, ready: make(chan struct{}, 1)}
 }
 
-// Watch begins to give the commits of a partition to the sink, and returns the newest
-// commit there is: every commit above it is given. It may be called any number of times
+// Watch begins to give the commits of a partition to the sink, and returns where it begins:
+// every commit above that is given. It may be called any number of times
 // for one partition, which ends with as many calls of Unwatch. It reads from the
 // database, unless the partition is watched already. The error is [ErrClosed], or one of
 // the database.
@@ -64,7 +63,7 @@ func (f *Fanout) Watch(ctx context.Context, name string) (int64, error) {
 		}
 		if p.ready {
 			p.refs++
-			seq := max(p.at, p.known)
+			seq := p.at
 			w.mu.Unlock()
 			return seq, nil
 		}
@@ -101,7 +100,7 @@ func (f *Fanout) open(ctx context.Context, p *partition) (int64, error) {
 		return 0, fmt.Errorf("watching a partition: %w", err)
 	}
 	p.at, p.epoch, p.schema, p.ready = rows[0].MaxCommitSeq, rows[0].LogEpoch, rows[0].SchemaVersion, true
-	if p.known > p.at || p.again {
+	if p.again {
 		p.again = false
 		w.enqueue(p)
 	}
@@ -136,7 +135,6 @@ func (w *watched) news(name string, seq int64) {
 	if p == nil || seq <= p.at && p.ready {
 		return
 	}
-	p.known = max(p.known, seq)
 	w.enqueue(p)
 }
 
@@ -204,10 +202,6 @@ func (w *watched) release(p *partition, more bool) {
 	defer w.mu.Unlock()
 	more = more || p.again
 	p.held, p.again = false, false
-	if !more {
-		// What was told of before the read began was in it, if it was true.
-		p.known = p.at
-	}
 	if p.refs > 0 && more {
 		w.enqueue(p)
 	}
@@ -292,9 +286,6 @@ func (w *watched) open() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.closed = false
-	if len(w.queue) > 0 {
-		w.signal()
-	}
 }
 
 // close forgets all partitions. No reader runs.
