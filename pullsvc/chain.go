@@ -21,6 +21,10 @@ const (
 	// leastLife is how long a stored segment must have to live to be handed out:
 	// the client has to get round to it.
 	leastLife = 10 * time.Minute
+	// readAhead is how many pages are built at most for a client that takes them: the one
+	// that it waits for, one that is read while that is stored, and one behind it, since the
+	// client has to be told of the first before it asks for more.
+	readAhead = 3
 )
 
 // chainKey is what a chain of segments answers: bootstraps of a scope by clients that
@@ -111,8 +115,8 @@ func (sh *shared) isUnfit(key chainKey) bool {
 // adds to them. It grows as far as somebody waits for, in a goroutine that no request
 // owns alone: it ends when nobody wants more. When everybody who did has gone, what is
 // being read is finished and stored, see linger; otherwise the goroutine ends before the
-// last of them is done. All fields are guarded by shared.mu, but scan, which is the
-// goroutine's.
+// last of them is done. Of pages that somebody waits for, one is stored while the next is
+// read. All fields are guarded by shared.mu, but scan and storing, which are the goroutine's.
 type chain struct {
 	s   *Service
 	key chainKey
@@ -130,7 +134,15 @@ type chain struct {
 	cancel  context.CancelFunc
 	running chan struct{} // closed when the goroutine has ended; nil: there is none
 
-	scan *scan // of an image: what a probe has read of it, nil for nothing
+	scan    *scan    // of an image: what a probe has read of it, nil for nothing
+	storing *storing // nil for nothing
+}
+
+// storing is pages on their way to the store.
+type storing struct {
+	pages []*page
+	done  chan struct{}
+	err   error // once done is closed
 }
 
 // claim makes the caller a user of a chain.
@@ -272,9 +284,9 @@ func (c *chain) leave(gone bool) {
 }
 
 // page returns the i-th page, and waits for it to be built; false when the chain ends
-// before it. Pages that the store would not find are not shared: whoever has come so far
-// reads on by itself.
-func (c *chain) page(ctx context.Context, i int) (segment.Meta, bool, error) {
+// before it. The caller takes up to pages pages from there on. Pages that the store would
+// not find are not shared: whoever has come so far reads on by itself.
+func (c *chain) page(ctx context.Context, i int, pages int32) (segment.Meta, bool, error) {
 	sh := c.s.shared
 	for {
 		sh.mu.Lock()
@@ -288,7 +300,7 @@ func (c *chain) page(ctx context.Context, i int) (segment.Meta, bool, error) {
 			sh.mu.Unlock()
 			return segment.Meta{}, false, err
 		}
-		c.want = max(c.want, i+1)
+		c.want = max(c.want, i+int(min(pages, readAhead)))
 		if c.running == nil {
 			// Its end is with those who use the chain, not with who came first.
 			ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -327,8 +339,11 @@ func (c *chain) run(ctx context.Context) {
 	sh := c.s.shared
 	for {
 		err := c.step(ctx)
-		sh.mu.Lock()
 		stopped := ctx.Err() != nil
+		if err != nil || stopped {
+			err = errors.Join(err, c.stored())
+		}
+		sh.mu.Lock()
 		if err != nil && !stopped {
 			c.failed = err
 			sh.forget(c)
@@ -353,18 +368,22 @@ func (c *chain) run(ctx context.Context) {
 	}
 }
 
-// step reads on and stores what it has read. A panic in it must not end the process: no
-// request's recovery is around it.
+// step reads on and stores what it has read, or begins to, when there is more to do
+// meanwhile.
 func (c *chain) step(ctx context.Context) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = fmt.Errorf("building segments: panic: %v", v)
-		}
-	}()
+	defer contain(&err)
 	if c.key.MediaType == ssp2.MediaSQLite {
 		return c.image(ctx)
 	}
 	return c.read(ctx)
+}
+
+// contain makes a panic an error. It must not end the process: no request's recovery is
+// around a goroutine of a chain.
+func contain(err *error) {
+	if v := recover(); v != nil {
+		*err = fmt.Errorf("building segments: panic: %v", v)
+	}
 }
 
 // tell wakes everybody who waits; shared.mu is held.
@@ -416,6 +435,9 @@ func (c *chain) read(ctx context.Context) error {
 	if err := p.more(ctx, &sub); err != nil {
 		return err
 	}
+	if err := c.stored(); err != nil {
+		return err
+	}
 	// Another process may have been at it too: its pages are as good, and clients that
 	// were given them are many.
 	if others, complete, err := c.others(ctx); err != nil {
@@ -425,19 +447,56 @@ func (c *chain) read(ctx context.Context) error {
 		c.scan.restart(c.at)
 		return nil
 	}
-	for len(c.pages) < segment.MaxFound {
+	if c.store(ctx) {
+		return nil
+	}
+	return c.stored()
+}
+
+// store begins to store the pages that were read. It says whether somebody waits for what
+// follows them.
+func (c *chain) store(ctx context.Context) (more bool) {
+	first := len(c.pages)
+	st := &storing{done: make(chan struct{})}
+	for first+len(st.pages) < segment.MaxFound {
 		pg := c.scan.take()
 		if pg == nil {
 			break
 		}
-		m, err := c.s.put(ctx, c.key.Key, c.pin, int32(len(c.pages)), pg)
-		if err != nil {
-			return err
-		}
-		c.scan.release(pg)
-		c.add(!pg.more, m)
+		st.pages = append(st.pages, pg)
 	}
-	return nil
+	c.storing = st
+	go func() {
+		defer close(st.done)
+		defer contain(&st.err)
+		for i, pg := range st.pages {
+			m, err := c.s.put(ctx, c.key.Key, c.pin, int32(first+i), pg)
+			if err != nil {
+				st.err = err
+				return
+			}
+			c.add(!pg.more, m)
+		}
+	}()
+	end := first + len(st.pages)
+	sh := c.s.shared
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	return !c.scan.ended && end < min(c.want, segment.MaxFound)
+}
+
+// stored waits for what is being stored, and takes back its memory.
+func (c *chain) stored() error {
+	st := c.storing
+	if st == nil {
+		return nil
+	}
+	c.storing = nil
+	<-st.done
+	for _, pg := range st.pages {
+		c.scan.release(pg)
+	}
+	return st.err
 }
 
 func (c *chain) pinAt(seq int64) {
@@ -758,7 +817,7 @@ func (p *Pull) sendShared(ctx context.Context, out *pieces, sub *subscription) (
 		if err := out.flush(); err != nil {
 			return false, err
 		}
-		m, ok, err := c.page(ctx, i)
+		m, ok, err := c.page(ctx, i, sub.pages)
 		switch {
 		case err != nil && ctx.Err() != nil:
 			return false, err

@@ -23,6 +23,8 @@ const (
 	// multiple of the average: how many rows to ask for follows from the average, and what
 	// was asked for is sent, wanted or not.
 	leftOut, leftOutTimes = 4 << 10, 16
+	// rowRoom is what a row takes in a page beside its payload, block headers included.
+	rowRoom = 64
 	// streamBytes bounds what a stream can send that nobody wants.
 	streamBytes = 64 << 20
 )
@@ -64,6 +66,7 @@ type scan struct {
 	rowID   []byte   // its id; empty before the first row
 	start   position // where the scan begins
 	spare   [][]byte // the memory of pages that are done with
+	longest int      // bytes of the longest page
 
 	n, size, largest int64 // rows seen, bytes of their payloads, the largest of these
 	tooLarge         bool  // the next row is too large for a stream
@@ -101,6 +104,8 @@ func (sc *scan) begin() (err error) {
 	var buf []byte
 	if n := len(sc.spare); n > 0 {
 		buf, sc.spare = sc.spare[n-1], sc.spare[:n-1]
+	} else if sc.longest > 0 {
+		buf = make([]byte, 0, sc.longest+sc.longest/32) // pages are of about the same size
 	}
 	buf, sc.mark = ssp2.BeginFrame(buf[:0], ssp2.FrameSegmentInline)
 	pg.at = len(buf)
@@ -137,6 +142,7 @@ func (sc *scan) add(value int64, rowID []byte, version int64, payload []byte) (e
 		}
 		sc.buf = row
 	}
+	sc.grow(len(row))
 	if sc.open.inline, err = sc.segment.AppendRow(sc.open.inline, version, row); err != nil {
 		return encoding(err)
 	}
@@ -150,6 +156,16 @@ func (sc *scan) add(value int64, rowID []byte, version int64, payload []byte) (e
 	return nil
 }
 
+// grow makes room for a row: twice what there is, but no more than a page takes. Growing in
+// the small steps of append costs as much as reading.
+func (sc *scan) grow(row int) {
+	buf := sc.open.inline
+	if cap(buf)-len(buf) < row+rowRoom {
+		left := max(0, sc.bytes-sc.open.bytes)
+		sc.open.inline = slices.Grow(buf, max(row+rowRoom, min(len(buf), int(left+left/8))))
+	}
+}
+
 // end completes the open page; more says that rows follow.
 func (sc *scan) end(more bool) (err error) {
 	if sc.open == nil {
@@ -160,6 +176,7 @@ func (sc *scan) end(more bool) (err error) {
 	pg := sc.open
 	pg.more, sc.ended = more, !more
 	pg.next = sc.place()
+	sc.longest = max(sc.longest, len(pg.inline))
 	if pg.inline, err = ssp2.EndFrame(sc.segment.End(pg.inline), sc.mark); err != nil {
 		return encoding(err)
 	}
