@@ -79,13 +79,17 @@ func (l *lanes) download(b *testing.B, refs []ssp2.SegmentRef) {
 }
 
 // BenchmarkLanes compares both lanes, cold and warm, with the rows lane that keeps
-// nothing. A warm one is compared with reading the store, which it includes.
+// nothing, and with COPY, which stores nothing either. A warm one is compared with reading
+// the store, which it includes.
 func BenchmarkLanes(b *testing.B) {
 	for _, kind := range []string{"memory", "postgres"} {
 		b.Run(kind, func(b *testing.B) {
 			l := newLanes(b, kind)
 			rows, image := rowsLane, imageLane
-			var inline, coldRows, coldImage, warmRows, warmImage, readRows, readImage time.Duration
+			conn, err := l.db.Pool.Acquire(b.Context())
+			require.NoError(b, err)
+			defer conn.Release()
+			var copying, inline, coldRows, coldImage, warmRows, warmImage, readRows, readImage time.Duration
 			took := func(into *time.Duration, run func()) {
 				start := time.Now()
 				run()
@@ -100,6 +104,7 @@ func BenchmarkLanes(b *testing.B) {
 			}
 			l.cold(b)
 			for b.Loop() {
+				took(&copying, func() { copyPayloads(b, conn) })
 				shared := l.Service
 				l.Service = l.own
 				took(&inline, func() { bootstrap(b, l.bundle, l.request("inline", rows)) })
@@ -113,6 +118,7 @@ func BenchmarkLanes(b *testing.B) {
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(float64(inline.Milliseconds())/float64(b.N), "inline-ms")
 			b.ReportMetric(float64(coldRows)/float64(inline), "cold-rows/inline")
+			b.ReportMetric(float64(coldRows)/float64(copying), "cold-rows/COPY")
 			b.ReportMetric(float64(coldImage)/float64(inline), "cold-image/inline")
 			b.ReportMetric(float64(coldImage)/float64(coldRows), "cold-image/cold-rows")
 			b.ReportMetric(float64(warmRows.Milliseconds())/float64(b.N), "warm-rows-ms")
