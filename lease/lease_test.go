@@ -234,18 +234,6 @@ func TestARevocationOutlivesItsKey(t *testing.T) {
 	}
 }
 
-// TestARevocationInTheInstantOfAsking: of two things in one millisecond nobody knows which
-// came first, so the lease stays revoked.
-func TestARevocationInTheInstantOfAsking(t *testing.T) {
-	t.Parallel()
-	w := setup(t)
-	running := w.Begin(ada, allowed, w.now)
-	require.NoError(t, w.Revoke(t.Context(), partition, w.live(t, ada, allowed).LeaseID))
-	require.Nil(t, refresh(t, running))
-	w.now = w.now.Add(time.Millisecond)
-	require.NotNil(t, w.live(t, ada, allowed))
-}
-
 // TestRevocationBetweenReadAndWrite: what a round has decided does not stand when the lease
 // is revoked before it is written.
 func TestRevocationBetweenReadAndWrite(t *testing.T) {

@@ -74,8 +74,8 @@ func (r *Round) decide(ctx context.Context, row db.LeaseFindRow) {
 			s.consulted(ctx, r.client, id, outcome)
 		}
 		// A revocation stands also when the key that signed it is no longer configured.
-		if r.stored.revokedAt >= 0 && (s.hold || r.stored.revokedAt >= r.askedAt.UnixMilli()) {
-			return // what the resolver said may be from before the revocation
+		if r.stored.revokedAt >= 0 && (s.hold || r.stored.revokedAt > r.askedAt.UnixMilli()) {
+			return // what the resolver said is from before the revocation
 		}
 		id = newID()
 	case events.LeaseMissing, events.LeaseOtherActor:
