@@ -27,8 +27,9 @@ func (s *Service) Start(ctx context.Context) error {
 	return nil
 }
 
-// Stop ends what [Service.Start] began, in the middle of a batch if need be, which then has
-// done nothing. It returns when that has ended, or with the error of ctx.
+// Stop ends what [Service.Start] began, in the middle of a batch if need be, which the
+// database then does whole or not at all. It returns when that has ended, or with the error
+// of ctx.
 func (s *Service) Stop(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -21,7 +21,7 @@ func TestSignalsEndTheProcessInOrder(t *testing.T) {
 	require.Zero(t, runCommand(t, "schema", "apply", "--schema", sampleFile, "--database-url", dsn).code)
 	for _, signal := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "serve", "--dev-auth", "--listen", "127.0.0.1:0", "--schema", sampleFile)
-		cmd.Env = append(os.Environ(), envMain+"=1", "DATABASE_URL="+dsn)
+		cmd.Env = []string{envMain + "=1", "DATABASE_URL=" + dsn}
 		stderr, err := cmd.StderrPipe()
 		require.NoError(t, err)
 		require.NoError(t, cmd.Start())
