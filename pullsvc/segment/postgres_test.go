@@ -198,8 +198,7 @@ func TestPostgresDeletesNothingThatIsDescribedAgain(t *testing.T) {
 
 // TestPostgresPutIsBounded: storing and reading a segment of 64 MiB holds some chunks of
 // it at a time.
-func TestPostgresPutIsBounded(t *testing.T) {
-	t.Parallel()
+func TestPostgresPutIsBounded(t *testing.T) { //nolint:paralleltest // the heap is everybody's
 	const size = 64 << 20
 	s, _ := postgres(t, pgtest.Options{}, newClock())
 	m := describe("", "d")
@@ -222,7 +221,6 @@ func TestPostgresPutIsBounded(t *testing.T) {
 	n, err := io.Copy(io.Discard, &watched{Reader: rc, watch: watch})
 	require.NoError(t, err)
 	require.EqualValues(t, size, n)
-	// Tests run beside this one, and hold some megabytes of their own.
 	require.Less(t, int64(peak)-int64(before.HeapAlloc), int64(size/2))
 }
 

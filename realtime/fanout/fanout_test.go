@@ -331,10 +331,10 @@ func TestARotationIsToldOf(t *testing.T) {
 	want := []string{"", names[0], names[1], ""} // the first for what happened before it listened
 	for _, i := range []*instance{a, other} {
 		i.sink.until(t, "the rotation of all", func() bool { return len(i.sink.rotated) == len(want) })
-		require.Equal(t, want, i.sink.rotated)
+		require.Equal(t, want, soFar(i.sink, &i.sink.rotated))
 	}
-	require.Empty(t, apart.sink.rotated, "who does not listen finds it with the poll")
-	require.Empty(t, apart.sink.calls)
+	require.Empty(t, soFar(apart.sink, &apart.sink.rotated), "who does not listen finds it with the poll")
+	require.Empty(t, soFar(apart.sink, &apart.sink.calls))
 }
 
 func TestTheFirstEpochIsNoReset(t *testing.T) {

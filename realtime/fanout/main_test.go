@@ -51,6 +51,13 @@ func (r *recorder) add(f func()) {
 	r.changed = make(chan struct{})
 }
 
+// soFar returns what one of the lists of a recorder holds by now.
+func soFar[T any](r *recorder, list *[]T) []T {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(*list)
+}
+
 func (r *recorder) record(c call) {
 	if r.hold != nil {
 		r.hold(c)

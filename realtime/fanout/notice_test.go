@@ -15,11 +15,8 @@ import (
 func (r *recorder) noticed(t testing.TB, n int) []fanout.Notice {
 	t.Helper()
 	r.until(t, "notices", func() bool { return len(r.notices) >= n })
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	all := make([]fanout.Notice, len(r.notices))
-	for i, n := range r.notices {
-		all[i] = n
+	all := soFar(r, &r.notices)
+	for i := range all {
 		all[i].At = time.Time{}
 	}
 	return all
@@ -39,13 +36,13 @@ func TestNoticesReachOtherProcesses(t *testing.T) {
 	}
 	got := c.sink.noticed(t, 2)
 	require.Equal(t, []fanout.Notice{ada, tablet}, got[:2])
-	for _, n := range c.sink.notices {
+	for _, n := range soFar(c.sink, &c.sink.notices) {
 		require.False(t, n.At.Before(began), "never early")
 		require.False(t, n.At.After(time.Now()))
 	}
 	c.PublishPresence(key("team:red", "phone"), []byte(`{}`))
 	a.sink.sees(t, map[string]string{"team:red/phone": `{}`})
-	require.Empty(t, a.sink.notices, "nobody hears of itself")
+	require.Empty(t, soFar(a.sink, &a.sink.notices), "nobody hears of itself")
 }
 
 // TestANoticeThatIsMissedIsAskedFor: an actor who lost a scope keeps it in no process whose

@@ -58,8 +58,8 @@ func TestPresenceReachesOtherProcesses(t *testing.T) {
 		{PresenceKey: key("team:red", "phone"), Instance: a.Instance(), Doc: []byte(`{"x":1}`)},
 		{PresenceKey: key("team:red", "phone"), Instance: a.Instance(), Doc: []byte(`{"x":2}`)},
 		{PresenceKey: key("team:red", "phone"), Instance: a.Instance()},
-	}, c.sink.presence)
-	require.Len(t, a.sink.presence, 1, "nobody hears of itself")
+	}, soFar(c.sink, &c.sink.presence))
+	require.Len(t, soFar(a.sink, &a.sink.presence), 1, "nobody hears of itself")
 }
 
 func TestADocumentIsLargerThanANotification(t *testing.T) {
