@@ -35,6 +35,11 @@ test/race: ## Run every test with the race detector
 test/soak: ## Let 200 clients connect, push, acknowledge and vanish at random for 30 s, with the race detector
 	SYNCPG_REALTIME_RACE_FOR=30s $(GO) test -race -count=1 -timeout $(TIMEOUT) -run 'AtRandom$$' ./realtime ./integration
 
+.PHONY: test/vectors
+test/vectors: ## Check the codec against the published vectors of the protocol in SYNCPG_VECTORS
+	@[ -d "$$SYNCPG_VECTORS" ] || { echo "SYNCPG_VECTORS has to name the directory of the published vectors"; exit 1; }
+	SYNCPG_VECTORS=$$(cd "$$SYNCPG_VECTORS" && pwd) $(GO) test -count=1 -tags vectors -run 'TestPublished' ./ssp2
+
 .PHONY: test/catalog
 test/catalog: ## Check search_path, volatility, comments and grants of the SQL objects
 	$(GO) test -run 'Catalog|FreshRole' ./migrations

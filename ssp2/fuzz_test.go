@@ -12,12 +12,20 @@ import (
 	"github.com/syncpg/syncpg/ssp2"
 )
 
-// seed adds the committed vectors of some kinds to a fuzz target, the published
-// ones too where they are at hand.
+// publishedDir holds the published vectors of the protocol, which are not part of this
+// repository, in a directory for each kind. `make test/vectors` checks them; our own are
+// checked by TestVectors.
+var publishedDir = os.Getenv("SYNCPG_VECTORS")
+
+// seed adds the committed vectors of some kinds to a fuzz target, and the published ones when
+// the environment names them.
 func seed(f *testing.F, ext string, kinds ...string) {
 	f.Helper()
 	paths := committedVectors(f)
 	for _, kind := range kinds {
+		if publishedDir == "" {
+			break
+		}
 		for _, pattern := range []string{"*", "invalid/*"} {
 			found, err := filepath.Glob(filepath.Join(publishedDir, kind, pattern+ext))
 			require.NoError(f, err)

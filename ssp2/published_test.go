@@ -1,3 +1,5 @@
+//go:build vectors
+
 package ssp2_test
 
 import (
@@ -16,19 +18,6 @@ import (
 
 	"github.com/syncpg/syncpg/ssp2"
 )
-
-// publishedDir holds the published vectors of the protocol, which are not part of
-// this repository.
-const publishedDir = "../../shared/vectors"
-
-// published skips the test where the published vectors are not at hand: our own,
-// in testdata, are always checked.
-func published(t *testing.T) {
-	t.Helper()
-	if _, err := os.Stat(publishedDir); err != nil {
-		t.Skipf("the published vectors are not in %s; our own are checked by TestVectors", publishedDir)
-	}
-}
 
 func readPublished(t *testing.T, path ...string) []byte {
 	t.Helper()
@@ -59,8 +48,6 @@ func readManifest(t *testing.T, kind string) manifest {
 
 func TestPublishedMessagesAndSegments(t *testing.T) {
 	t.Parallel()
-	published(t)
-
 	for _, kind := range []string{"request", "response", "segment"} {
 		m := readManifest(t, kind)
 		for _, c := range m.Cases {
@@ -136,8 +123,6 @@ func jsonTokens(t *testing.T, doc []byte) []json.Token {
 
 func TestPublishedControlEvents(t *testing.T) {
 	t.Parallel()
-	published(t)
-
 	m := readManifest(t, "realtime")
 	for _, c := range m.Cases {
 		t.Run(c.Name, func(t *testing.T) {
@@ -164,8 +149,6 @@ func TestPublishedControlEvents(t *testing.T) {
 
 func TestPublishedVersion3Conflict(t *testing.T) {
 	t.Parallel()
-	published(t)
-
 	bin, err := hex.DecodeString(strings.TrimSpace(string(readPublished(t, "v3", "push-conflict.hex"))))
 	require.NoError(t, err)
 	requireRendering(t, readPublished(t, "v3", "push-conflict.json"), bin)
@@ -203,8 +186,6 @@ func readSparseFixture(t *testing.T, name string) (sparseFixture, []ssp2.Column)
 
 func TestPublishedSparseRows(t *testing.T) {
 	t.Parallel()
-	published(t)
-
 	for _, name := range []string{"sparse-row.json", "sparse-row-full.json"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -3,9 +3,7 @@
 package devpg_test
 
 import (
-	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -13,7 +11,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -277,42 +274,13 @@ func TestStopDoesNotWaitForEver(t *testing.T) {
 	<-s.Done()
 }
 
-func TestServerEndsWithItsParent(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("only Linux tells a server that its parent died")
-	}
-	t.Parallel()
-	dir := dataDir(t)
-	parent := exec.CommandContext(t.Context(), os.Args[0])
-	// The killed process cannot tidy up, so its temporary files go to where the test does.
-	parent.Env = append(os.Environ(), envOrphan+"="+dir, "TMPDIR="+filepath.Dir(dir))
-	out, err := parent.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, parent.Start())
-	line, err := bufio.NewReader(out).ReadString('\n')
-	require.NoError(t, err)
-	pid, err := strconv.Atoi(strings.TrimSpace(line))
-	require.NoError(t, err, line)
-
-	require.NoError(t, parent.Process.Kill())
-	require.Error(t, parent.Wait())
-	require.Eventually(t, func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }, 30*time.Second, 10*time.Millisecond)
-	start(t, devpg.Options{DataDir: dir})
-}
-
+// TestRootNeedsAWayForTheServersAccount: root hands the server to another account, for
+// anybody else it stays where it is and theirs.
 func TestRootNeedsAWayForTheServersAccount(t *testing.T) { //nolint:paralleltest // it moves where such clusters go
-	if os.Geteuid() != 0 {
-		t.Skip("only root hands the server to another account")
-	}
 	devpg.SetElsewhere(t, filepath.Dir(dataDir(t)))
 	dir := dataDir(t)
 	closed := filepath.Dir(dir)
 	require.NoError(t, os.Chmod(closed, 0o700))
-
-	s := start(t, devpg.Options{DataDir: dir})
-	link, err := os.Readlink(dir)
-	require.NoError(t, err)
-	require.Equal(t, link, s.DataDir())
 	owner := func(path string) uint32 {
 		info, err := os.Stat(path)
 		require.NoError(t, err)
@@ -320,6 +288,16 @@ func TestRootNeedsAWayForTheServersAccount(t *testing.T) { //nolint:paralleltest
 		require.True(t, ok)
 		return st.Uid
 	}
+
+	s := start(t, devpg.Options{DataDir: dir})
+	if me := os.Geteuid(); me != 0 {
+		require.Equal(t, dir, s.DataDir())
+		require.Equal(t, uint32(me), owner(dir))
+		return
+	}
+	link, err := os.Readlink(dir)
+	require.NoError(t, err)
+	require.Equal(t, link, s.DataDir())
 	require.NotZero(t, owner(dir))
 	require.NoError(t, s.EnsureDatabase(t.Context(), "kept"))
 	stop(t, s)
