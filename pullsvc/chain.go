@@ -300,7 +300,7 @@ func (c *chain) page(ctx context.Context, i int, pages int32) (segment.Meta, boo
 			sh.mu.Unlock()
 			return segment.Meta{}, false, err
 		}
-		c.want = max(c.want, i+int(min(pages, readAhead)))
+		c.want = max(c.want, min(i+int(min(pages, readAhead)), segment.MaxFound))
 		if c.running == nil {
 			// Its end is with those who use the chain, not with who came first.
 			ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -482,7 +482,7 @@ func (c *chain) store(ctx context.Context) (more bool) {
 	sh := c.s.shared
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	return !c.scan.ended && end < min(c.want, segment.MaxFound)
+	return !c.scan.ended && end < c.want
 }
 
 // stored waits for what is being stored, and takes back its memory.

@@ -1,6 +1,7 @@
 package pullsvc
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -53,5 +54,22 @@ func TestChainOf(t *testing.T) {
 		got, complete := chainOf(tc.found, 7, tc.rows, tc.from, 100)
 		require.Equal(t, tc.want, got, tc.name)
 		require.Equal(t, tc.complete, complete, tc.name)
+	}
+}
+
+// TestNobodyWaitsForPagesThatAreNotFound: a chain ends where the store would not find more,
+// and so does what is waited for; whoever waited for more would never be done.
+func TestNobodyWaitsForPagesThatAreNotFound(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for at, want := range map[int]int{0: readAhead, 10: 10 + readAhead, segment.MaxFound - 1: segment.MaxFound} {
+		c := &chain{
+			s: &Service{shared: newShared()}, pages: make([]segment.Meta, at),
+			changed: make(chan struct{}), running: make(chan struct{}), // by somebody who takes his time
+		}
+		_, _, err := c.page(ctx, at, 50)
+		require.ErrorIs(t, err, context.Canceled)
+		require.Equal(t, want, c.want)
 	}
 }

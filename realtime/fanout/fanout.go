@@ -237,8 +237,8 @@ func (f *Fanout) Start(ctx context.Context) error {
 
 // Stop ends what Start started: what was not delivered yet is not, watched partitions
 // are not any more, the presence of other processes is forgotten, and they are told that the
-// clients of this one left. It
-// waits for all of it, or until ctx ends. Stopping what was not started does nothing.
+// clients of this one left. It waits for all of it, or until ctx ends. Stopping what was not
+// started does nothing.
 func (f *Fanout) Stop(ctx context.Context) error {
 	f.life.Lock()
 	defer f.life.Unlock()
