@@ -325,14 +325,20 @@ func TestNoDeltaDuringARound(t *testing.T) {
 // TestCommitsOfARoundAreDuringIt, whenever they arrive here.
 func TestCommitsOfARoundAreDuringIt(t *testing.T) {
 	t.Parallel()
-	t.Run("before the acknowledgement", func(t *testing.T) {
-		t.Parallel()
+	// pushed is a client behind a round that pushed commit 1, which is not offered yet.
+	pushed := func(t *testing.T) (*world, *client) {
+		t.Helper()
 		w := newWorld(t, realtime.Options{})
 		w.record("a", "ada", 0, orgSub("o1"))
 		w.engine.run = pushes(1)
 		a := w.connect("a", "ada")
 		a.chunk(pullRequest("a", orgSub("o1")))
 		a.response()
+		return w, a
+	}
+	t.Run("before the acknowledgement", func(t *testing.T) {
+		t.Parallel()
+		w, a := pushed(t)
 		w.commit(change("d1", "o1", "f"))
 		a.expect("wake catchup-required 1")
 		a.ack(1)
@@ -341,12 +347,7 @@ func TestCommitsOfARoundAreDuringIt(t *testing.T) {
 	})
 	t.Run("and others follow before the acknowledgement", func(t *testing.T) {
 		t.Parallel()
-		w := newWorld(t, realtime.Options{})
-		w.record("a", "ada", 0, orgSub("o1"))
-		w.engine.run = pushes(1)
-		a := w.connect("a", "ada")
-		a.chunk(pullRequest("a", orgSub("o1")))
-		a.response()
+		w, a := pushed(t)
 		w.commit(change("d1", "o1", "f"))
 		a.expect("wake catchup-required 1")
 		w.commit(change("d2", "o1", "f"))
@@ -357,12 +358,7 @@ func TestCommitsOfARoundAreDuringIt(t *testing.T) {
 	})
 	t.Run("behind it", func(t *testing.T) {
 		t.Parallel()
-		w := newWorld(t, realtime.Options{})
-		w.record("a", "ada", 0, orgSub("o1"))
-		w.engine.run = pushes(1)
-		a := w.connect("a", "ada")
-		a.chunk(pullRequest("a", orgSub("o1")))
-		a.response()
+		w, a := pushed(t)
 		a.ack(1)
 		w.commit(change("d1", "o1", "f"))
 		a.expect("wake catchup-required 1")

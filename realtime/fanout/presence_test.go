@@ -122,24 +122,27 @@ func TestPresenceIsRebuiltAfterAReconnect(t *testing.T) {
 	require.Equal(t, told+3, c.sink.told(), "what did not change is not told again")
 }
 
-func TestAProcessThatStopsTakesItsClientsAlong(t *testing.T) {
-	t.Parallel()
+// startTwo starts two instances, the second of which knows of a client of the first.
+func startTwo(t *testing.T) (a, c *instance) {
+	t.Helper()
 	b := setup(t)
-	a, c := b.start(t), b.start(t)
+	a, c = b.start(t), b.start(t)
 	b.listening(t, 2)
 	a.PublishPresence(key("team:red", "phone"), []byte(`{}`))
 	c.sink.sees(t, map[string]string{"team:red/phone": `{}`})
+	return a, c
+}
+
+func TestAProcessThatStopsTakesItsClientsAlong(t *testing.T) {
+	t.Parallel()
+	a, c := startTwo(t)
 	a.stop(t)
 	c.sink.sees(t, map[string]string{})
 }
 
 func TestAProcessThatStartsAgainIsToldAnew(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
-	a, c := b.start(t), b.start(t)
-	b.listening(t, 2)
-	a.PublishPresence(key("team:red", "phone"), []byte(`{}`))
-	c.sink.sees(t, map[string]string{"team:red/phone": `{}`})
+	_, c := startTwo(t)
 	c.stop(t)
 	require.NoError(t, c.Start(t.Context()))
 	c.sink.until(t, "presence once more", func() bool { return len(c.sink.presence) == 2 })
